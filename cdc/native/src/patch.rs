@@ -1,6 +1,6 @@
 //! UPDATE and UPSERT in a space without images: common operations as JSON, as cdc.events.row_encoder's `patch` writes them.
 //!
-//! Paths, splices, and malformed operations are refused.
+//! Paths and malformed operations are refused.
 
 use crate::json_values::{push_any, push_signed, Refused, Written};
 use crate::layout::{Reader, Value};
@@ -30,13 +30,14 @@ pub fn push_patch(
 }
 
 fn push_operation(out: &mut Vec<u8>, plan: &Plan, reader: &mut Reader, base: u64) -> Written {
-    let (Some(Value::Array(3)), Some(Value::Text(&[code]))) = (reader.value(), reader.value())
+    let (Some(Value::Array(length)), Some(Value::Text(&[code]))) = (reader.value(), reader.value())
     else {
         return Err(Refused);
     };
-    let argument: &[u8] = match code {
-        b'=' | b'+' | b'-' | b'&' | b'|' | b'^' | b'!' => b",\"value\":",
-        b'#' => b",\"count\":",
+    let argument: &[u8] = match (code, length) {
+        (b'=' | b'+' | b'-' | b'&' | b'|' | b'^' | b'!', 3) => b",\"value\":",
+        (b'#', 3) => b",\"count\":",
+        (b':', 5) => b",\"position\":",
         _ => return Err(Refused),
     };
     out.extend_from_slice(b"{\"op\":\"");
@@ -53,9 +54,34 @@ fn push_operation(out: &mut Vec<u8>, plan: &Plan, reader: &mut Reader, base: u64
         _ => return Err(Refused),
     }
     out.extend_from_slice(argument);
+    if code == b':' {
+        let position = integer(reader)?;
+        // A position counts like a field's number, from the base or negative from the end.
+        let position = if position < 0 {
+            position
+        } else {
+            position - i128::from(base) + 1
+        };
+        push_integer(out, position);
+        out.extend_from_slice(b",\"length\":");
+        push_integer(out, integer(reader)?);
+        out.extend_from_slice(b",\"value\":");
+    }
     push_any(out, reader, 0)?;
     out.push(b'}');
     Ok(())
+}
+
+fn integer(reader: &mut Reader) -> Result<i128, Refused> {
+    match reader.value() {
+        Some(Value::Unsigned(number)) => Ok(i128::from(number)),
+        Some(Value::Signed(number)) => Ok(i128::from(number)),
+        _ => Err(Refused),
+    }
+}
+
+fn push_integer(out: &mut Vec<u8>, number: i128) {
+    out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }
 
 #[cfg(test)]
@@ -81,6 +107,14 @@ mod tests {
             r##"[{"op":"=","field":"name","value":null},{"op":"#","field":-1,"count":1}]"##
         );
         assert_eq!(patch(b"\x90", 0).unwrap(), "[]");
+        assert_eq!(
+            patch(b"\x91\x95\xa1:\x02\x01\x02\xa1x", 1).unwrap(),
+            r#"[{"op":":","field":"name","position":1,"length":2,"value":"x"}]"#
+        );
+        assert_eq!(
+            patch(b"\x91\x95\xa1:\x02\xff\xe0\xa1x", 0).unwrap(),
+            r#"[{"op":":","field":"more","position":-1,"length":-32,"value":"x"}]"#
+        );
     }
 
     #[test]
@@ -91,7 +125,8 @@ mod tests {
             b"\x91\x93\xa1?\x01\x01",
             b"\x91\x93\xa2==\x01\x01",
             b"\x91\x92\xa1=\x01",
-            b"\x91\x95\xa1:\x02\x01\x01\xa0",
+            b"\x91\x95\xa1:\x02\xa0\x01\xa0",
+            b"\x91\x93\xa1:\x02\x01",
             b"\x91\x93\xa1=\xd0\x01\x01",
             b"\x91\x93\xa1=\xc3\x01",
             b"\x91\x93\xa1=\x01",
