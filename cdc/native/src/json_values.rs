@@ -139,6 +139,33 @@ pub fn push_simple(out: &mut Vec<u8>, reader: &mut Reader) -> Written {
     Ok(())
 }
 
+const FEW_NAMES: usize = 8;
+
+/// Names of a map's keys, to find one that occurs twice. Most maps have few, which need no hashes.
+#[derive(Default)]
+struct Names<'a> {
+    few: [&'a [u8]; FEW_NAMES],
+    few_count: usize,
+    others: HashSet<&'a [u8]>,
+}
+
+impl<'a> Names<'a> {
+    /// Add a name; return false if it has been added before.
+    fn insert(&mut self, name: &'a [u8]) -> bool {
+        if self.few[..self.few_count].contains(&name) {
+            return false;
+        }
+        match self.few.get_mut(self.few_count) {
+            Some(free) => {
+                *free = name;
+                self.few_count += 1;
+                true
+            }
+            None => self.others.insert(name),
+        }
+    }
+}
+
 /// Append any value of the type table, except the rare ones.
 pub fn push_any(out: &mut Vec<u8>, reader: &mut Reader, level: usize) -> Written {
     if level > LEVELS_MAX {
@@ -164,7 +191,7 @@ pub fn push_any(out: &mut Vec<u8>, reader: &mut Reader, level: usize) -> Written
         Value::Map(count) => {
             out.push(b'{');
             // Of equal keys, Python keeps only one value.
-            let mut seen = HashSet::new();
+            let mut seen = Names::default();
             for place in 0..count {
                 if place > 0 {
                     out.push(b',');
@@ -351,6 +378,15 @@ mod tests {
             b"\xa5ab",                 // half a text
         ] {
             assert_eq!(any(data), Err(Refused), "{data:?}");
+        }
+        let wide = |last: u8| {
+            let names = (0..10).chain([last]);
+            let pairs: Vec<u8> = names.flat_map(|name| [0xa1, b'a' + name, 0x01]).collect();
+            [&b"\x8b"[..], &pairs].concat()
+        };
+        assert!(any(&wide(10)).is_ok());
+        for twice in [0, 7, 8, 9] {
+            assert_eq!(any(&wide(twice)), Err(Refused), "{twice}");
         }
         let mut deep = vec![0x91; 100];
         deep.push(0x01);
