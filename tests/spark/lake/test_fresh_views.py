@@ -193,7 +193,7 @@ def shown(view: FreshView, rows: dict[str, Row]) -> dict[str, list[Any]]:
     return found
 
 
-SHORT = ("snapshot", "longer", "renamed", "rekeyed", "")
+SHORT = ("longer", "snapshot", "renamed", "rekeyed", "")
 LONG = ("", "snapshot", "", "longer", "renamed", "", "snapshot", "rekeyed", "")
 
 
