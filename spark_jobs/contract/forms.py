@@ -167,17 +167,30 @@ class Forms:
         form = self._by_version.get((space_id, schema_version))
         return form is not None and form.space == space
 
+    def get(self, space_id: int, schema_version: int) -> Form | None:
+        """Return the form that an event names; None if the schema topic lacks it."""
+        return self._by_version.get((space_id, schema_version))
+
     def of(self, space_id: int, schema_version: int) -> Form:
         """Return the form that an event names. Raises JobError if the schema topic lacks it."""
-        try:
-            return self._by_version[space_id, schema_version]
-        except KeyError:
+        form = self.get(space_id, schema_version)
+        if form is None:
             raise JobError(
-                f"The topic {self._topic} has no form of space {space_id} at schema_version {schema_version}, which events refer "
-                "to. This topic must be compacted; its records must not be deleted by retention. The daemon writes a present "
-                "form again, at its start or within a minute. It can't write former forms, which `current` no longer needs once "
-                "the space has been truncated, or swept by a later snapshot of all rows (its sweep_seq isn't 0)."
-            ) from None
+                f"{self.lost(space_id, schema_version)}, which `current` no longer needs once the space has been truncated, or "
+                "swept by a later snapshot of all rows (its sweep_seq isn't 0)."
+            )
+        return form
+
+    def lost(self, space_id: int, schema_version: int) -> str:
+        """Return what an operator must know about a form that events name and that the schema topic lacks.
+
+        The text ends with the former forms, so that a job can say what they mean to it.
+        """
+        return (
+            f"The topic {self._topic} has no form of space {space_id} at schema_version {schema_version}, which events refer to. "
+            "This topic must be compacted; its records must not be deleted by retention. The daemon writes a present form again, "
+            "at its start or within a minute. It can't write former forms"
+        )
 
     def latest(self, space: str) -> Form | None:
         """Return the newest form of the space with this name; None if there is none."""

@@ -10,7 +10,7 @@ import argparse
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
@@ -114,6 +114,8 @@ class Plan:
 
     templates: Mapping[str, Template]
     names: Mapping[Version, tuple[str, ...]]
+    lost: frozenset[Version] = frozenset()
+    """Forms that the schema topic lacks: retention has removed their records. Each of their rows tells its own names."""
 
     def template(self, space: str) -> Template:
         """Return the template of a space."""
@@ -210,7 +212,8 @@ class InvalidationSink(Sink):
             *("source.table", "source.space_id", "source.schema_version", "source.seq", "topic", "partition", "offset"),
         )
         report = self._invalidated(changes)
-        if report.unknown:
+        while report.unknown:
+            # Each worker ends at the first form that the plan lacks, so there may be further ones.
             self._reload_forms(report.unknown)
             report = self._invalidated(changes)
         if report.has_control:
@@ -288,7 +291,7 @@ class InvalidationSink(Sink):
             cache.close()
 
     def _reload_forms(self, wanted: Iterable[Version]) -> None:
-        """Read the field names of forms. Raises JobError if the schema topic lacks a wanted form."""
+        """Read the field names of forms."""
         topic = self._topics.control("schema")
         forms = Forms(topic, control_topics.values(self._read_topic(topic)))
         found = {
@@ -296,9 +299,8 @@ class InvalidationSink(Sink):
             for history in forms.histories()
             for form in history
         }
-        for space_id, version in set(wanted) - found.keys():
-            forms.of(space_id, version)  # raises
-        self._plan = Plan(self._plan.templates, found)
+        lost = frozenset((*self._plan.lost, *wanted)) - found.keys()
+        self._plan = Plan(self._plan.templates, found, lost)
 
 
 class Invalidations:
@@ -331,7 +333,7 @@ class Invalidations:
                 found = Trouble(f"the record's key {key[:200]!r} isn't JSON. {_SKIP}")
             elif not (template.may_need_rows and template.lacks(members)):
                 found = stale_keys(template, members)
-            elif (space_id, form) not in self._plan.names:
+            elif (space_id, form) not in self._plan.names and (space_id, form) not in self._plan.lost:
                 report.unknown.add((space_id, form))
                 return
             else:
@@ -346,27 +348,38 @@ class Invalidations:
         self, template: Template, key: Mapping[str, Any], version: Version, op: str, before: str | None, after: str | None
     ) -> set[str] | Trouble:
         """Return the keys of a change whose primary key lacks fields of the template."""
-        if version not in self._places:
-            self._places[version] = places(template.lacks({}), self._plan.names[version], self._plan.forms(version[0]))
-        renamed = {name: place for name, place in self._places[version].items() if place is not None}
-        if len(renamed) < len(self._places[version]):
-            strange = next(name for name in self._places[version] if name not in renamed)
-            return Trouble(
-                f"the template {template.text!r} names {strange!r}, which no form of the space has; its fields are"
-                f" {', '.join(self._plan.forms(version[0])[-1])}. Name one of these in --key"
-            )
         if op in ("u", "d") and before is None:
             return Trouble(
                 f"the template {template.text!r} names {template.lacks(key)[0]!r}, which isn't in the key, and the event has no "
                 'row before. Give the space images (state.images = "full"), or name fields of the key alone in --key'
             )
-        rows = []
-        for text in (before, after):
-            row = {} if text is None else _members(text)
-            if row is None:
-                return Trouble(f"a row of the change isn't JSON. {_SKIP}")
-            rows.append(with_names(row, renamed))
-        return stale_keys(template, key, rows)
+        rows = [None if text is None else _members(text) for text in (before, after)]
+        if any(row is None and text is not None for row, text in zip(rows, (before, after), strict=True)):
+            return Trouble(f"a row of the change isn't JSON. {_SKIP}")
+        there = [row for row in rows if row is not None]
+        elsewhere = self._places_of(template, version, there)
+        renamed = {name: place for name, place in elsewhere.items() if place is not None}
+        if len(renamed) < len(elsewhere):
+            strange = next(name for name in elsewhere if name not in renamed)
+            known = (self._plan.forms(version[0]) or [_names_in(there)])[-1]
+            return Trouble(
+                f"the template {template.text!r} names {strange!r}, which no form of the space has; its fields are"
+                f" {', '.join(known)}. Name one of these in --key"
+            )
+        return stale_keys(template, key, [with_names(row, renamed) for row in there])
+
+    def _places_of(self, template: Template, version: Version, rows: Sequence[Mapping[str, Any]]) -> Mapping[str, int | None]:
+        """Return the places of the template's fields that this form doesn't name; if it is lost, its rows tell its names."""
+        if version in self._plan.lost:
+            return places(template.lacks({}), _names_in(rows), self._plan.forms(version[0]))
+        if version not in self._places:
+            self._places[version] = places(template.lacks({}), self._plan.names[version], self._plan.forms(version[0]))
+        return self._places[version]
+
+
+def _names_in(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the names of the fields that rows of one form have: those of the longest row."""
+    return max((tuple(row) for row in rows), key=len, default=())
 
 
 def chunks(found: Iterable[Stale]) -> Iterator[list[Stale]]:

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract import control_topics
 from spark_jobs.contract.envelope import CONTROL, parse
-from spark_jobs.contract.forms import Form, Forms
+from spark_jobs.contract.forms import Form, Forms, Version
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.feeds import documents
@@ -40,6 +40,7 @@ CONTROL_TOPICS: Final = ("schema", "snapshot")
 
 _FORGET_EVERY_SECONDS: Final = 3600
 _NEVER: Final = -1
+_KEPT_APART: Final = "With --on-error dead-letter the job keeps the space's records apart, and indexes the other spaces"
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,12 @@ class Target:
 class Plan:
     """Data that the workers need, by space_id. Known spaces without a target are dropped or not chosen.
 
-    `troubles` has a sentence for each space that OpenSearch can't take; its events are refused.
+    `troubles` has a sentence for each space that OpenSearch can't take, or of which the schema topic has no form at all; its
+    events are refused.
     """
 
     targets: Mapping[int, Target]
-    known: frozenset[tuple[int, int]]
+    known: frozenset[Version]
     troubles: Mapping[int, str] = field(default_factory=dict)
 
 
@@ -85,7 +87,7 @@ class Report:
 
     refused: list[Refused] = field(default_factory=list)
     truncated: dict[int, int] = field(default_factory=dict)
-    unknown: set[tuple[int, int]] = field(default_factory=set)
+    unknown: set[Version] = field(default_factory=set)
     """Forms that the plan lacks; if there are any, the batch isn't completely written."""
     has_control: bool = False
 
@@ -152,6 +154,7 @@ class SearchIndexSink(Sink):
         self._is_first_batch = True
         self._plan: Plan | None = None
         self._forms = Forms(topics.control("schema"), ())
+        self._lost: set[Version] = set()
         self._forgotten_at: float | None = None
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:  # noqa: ARG002 - versions make repeats harmless
@@ -168,11 +171,9 @@ class SearchIndexSink(Sink):
             *(F.expr(str(expression)).alias(name) for name, expression in COLUMNS.items())
         )
         report = self._written(changes, self._plan or self._reload_forms())
-        if report.unknown:
-            plan = self._reload_forms()
-            for space_id, version in sorted(report.unknown - plan.known):
-                self._forms.of(space_id, version)  # raises
-            report = self._written(changes, plan)
+        while report.unknown:
+            # Each worker ends at the first form that the plan lacks, so there may be further ones.
+            report = self._written(changes, self._reload_forms(report.unknown))
         if report.has_control:
             self._reload_forms()
             snapshots = self._topics.control("snapshot")
@@ -207,8 +208,12 @@ class SearchIndexSink(Sink):
             whole.merge(report)
         return whole
 
-    def _reload_forms(self) -> Plan:
-        """Read the schema topic, and update indexes, mappings and aliases accordingly."""
+    def _reload_forms(self, needed: Collection[Version] = ()) -> Plan:
+        """Read the schema topic, and update indexes, mappings and aliases accordingly.
+
+        Of the forms that events name (`needed`), retention may have removed some from the topic. A row has its fields in their
+        places, whatever their names were, so the latest form has the names for such a row.
+        """
         topic = self._topics.control("schema")
         self._forms = Forms(topic, control_topics.values(self._read_topic(topic)))
         alive = set(self._forms.alive())
@@ -237,17 +242,21 @@ class SearchIndexSink(Sink):
         others = {space_id: history for space_id, history in histories.items() if space_id not in ready}
         self._indexes.change_aliases(aliases.changes(found, keeps=self._kept(others, alive)))
         known = frozenset((form.space_id, form.schema_version) for history in histories.values() for form in history)
+        self._lost = {version for version in (*self._lost, *needed) if version not in known}
+        for space_id, version in sorted(self._lost):
+            if space_id not in histories:
+                troubles[space_id] = f"{self._forms.lost(space_id, version)}, nor any other of this space. {_KEPT_APART}"
         labels = {space_id: self._labels(history, found[names[space_id]]) for space_id, history in ready.items()}
         targets = {
             space_id: Target(
                 documents.write_alias(names[space_id]),
                 found[names[space_id]].meta.get("floor", _NEVER),
                 history[-1].schema_version,
-                documents.labels(history, labels[space_id][history[-1].schema_version]),
+                self._latest_names(history, labels[space_id][history[-1].schema_version]),
             )
             for space_id, history in ready.items()
         }
-        self._plan = Plan(targets, known, troubles)
+        self._plan = Plan(targets, known | self._lost, troubles)
         for space_id, history in ready.items():
             self._relabel(names[space_id], targets[space_id], history, labels[space_id])
         return self._plan
@@ -285,6 +294,11 @@ class SearchIndexSink(Sink):
         if self._writing.document:
             return {form.schema_version: tuple(one.name for one in form.fields) for form in history}
         return {form.schema_version: documents.names_of(form, index.properties) for form in history}
+
+    def _latest_names(self, history: Sequence[Form], names: Sequence[str]) -> dict[int, tuple[str, ...]]:
+        """Return the names for rows of older forms, by schema_version; those of lost forms may have had any names."""
+        lost = {version: tuple(names) for space_id, version in self._lost if space_id == history[-1].space_id}
+        return documents.labels(history, names) | lost
 
     def _prepare(self, history: Sequence[Form], alias: str, index: Index | None) -> None:
         """Create or update an index with all fields of the latest form. Its metadata has the aliases that this job created.

@@ -136,7 +136,16 @@ class History:
         own = self.versions().where(F.col("space_id").isin(*space.ids))
         found = own if keys is None else own.join(keys, ["space_id", "key"], "left_semi")
         endings = self._endings(own, space)
-        return shown(intervals(with_moves(found, endings, self._moves(space)), endings), space.form, space.stale())
+        stale = [*space.stale(), *self._lost(own, space)]
+        return shown(intervals(with_moves(found, endings, self._moves(space)), endings), space.form, stale)
+
+    @staticmethod
+    def _lost(own: DataFrame, space: Space) -> list[tuple[int, int]]:
+        """Return those forms of rows (space_id, schema_version) that the schema topic lacks: any names are possible."""
+        known = {(form.space_id, form.schema_version) for form in space.forms}
+        versions = F.collect_set(F.struct("space_id", "schema_version"))
+        found = own.where("row is not null and schema_version is not null").agg(versions).collect()[0][0]
+        return sorted({(row["space_id"], row["schema_version"]) for row in found} - known)
 
     def _moves(self, space: Space) -> list[Move]:
         histories = [[form for form in space.forms if form.space_id == space_id] for space_id in space.ids]

@@ -6,12 +6,14 @@ Each table has the changelog's columns. Beside the texts `before` and `after` it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import reduce
+from operator import or_
 from typing import Final
 
 from pyspark import StorageLevel, inheritable_thread_target
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract import control_topics
@@ -24,11 +26,15 @@ from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS, event_rows
 from spark_jobs.lake.event_table import AppendRules, EventTable, table_is_gone
 from spark_jobs.lake.field_columns import FieldColumns
 from spark_jobs.runner.checkpoint import MadeTables
-from spark_jobs.runner.job import Sink
+from spark_jobs.runner.job import REFUSED_SCHEMA, Sink
 
 _COLUMNS: Final = "tarantool_cdc.columns"
 _PARTITIONS: Final = ("date",)
 _PARALLEL: Final = 4
+_REMEDY_FOR_LOST: Final = (
+    "Start the job with --on-error dead-letter, which keeps these events as they are in the table of dead letters, or without"
+    " --typed and with another --path and --checkpoint, as rows that are texts need no forms."
+)
 
 
 class TypedEventsSink(Sink):
@@ -68,10 +74,15 @@ class TypedEventsSink(Sink):
         """See `Sink.write`."""
         rows = event_rows(parse(records, names=self._topics.names), CHANGELOG_COLUMNS).persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            forms = self._forms_of(rows)
+            forms, lost = self._forms_of(rows)
+            kept = rows
+            if lost:
+                is_lost = _names_one_of(lost)
+                self._give_up(records, rows.where(is_lost), lost)
+                kept = rows.where(~is_lost)
 
             def append(space: str) -> None:
-                own = rows.where(F.col("space") == space)
+                own = kept.where(F.col("space") == space)
                 self._table(space).append(own, forms[space], batch, query, is_new=space not in self._made)
 
             if forms:
@@ -89,17 +100,47 @@ class TypedEventsSink(Sink):
             self._tables[space] = TypedEventTable(self._session, table, self._topics, always=self._always)
         return self._tables[space]
 
-    def _forms_of(self, rows: DataFrame) -> dict[str, dict[Version, Form]]:
-        """Return, by space, the forms of a batch's rows. Raises JobError if the schema topic lacks one."""
-        has_row = F.max(F.col("before").isNotNull() | F.col("after").isNotNull()).alias("has_row")
+    def _forms_of(self, rows: DataFrame) -> tuple[dict[str, dict[Version, Form]], set[Version]]:
+        """Return, by space, the forms of a batch's rows, and the forms that the schema topic lacks."""
+        has_row = F.max(_has_row()).alias("has_row")
         found = rows.groupBy("space", "space_id", "schema_version").agg(has_row).collect()
         needed = [(row["space"], row["space_id"], row["schema_version"]) for row in found if row["has_row"]]
         if not all(self._forms.has(*one) for one in needed):
             self._forms = Forms(self._schema_topic, control_topics.values(self._read_topic(self._schema_topic)))
         forms: dict[str, dict[Version, Form]] = {row["space"]: {} for row in found}
+        lost: set[Version] = set()
         for space, *version in sorted(needed):
-            forms[space][version[0], version[1]] = self._forms.of(*version)
-        return forms
+            form = self._forms.get(version[0], version[1])
+            if form is None:
+                lost.add((version[0], version[1]))
+            else:
+                forms[space][version[0], version[1]] = form
+        return forms, lost
+
+    def _give_up(self, records: DataFrame, rows: DataFrame, lost: Collection[Version]) -> None:
+        """Pass the events of lost forms to the dead letters: no one knows the types of their rows. Raises JobError."""
+        told = [
+            (*version, f"{self._forms.lost(*version)}, whose types this table needs. {_REMEDY_FOR_LOST}")
+            for version in sorted(lost)
+        ]
+        sentences = self._session.createDataFrame(told, "space_id bigint, schema_version bigint, what string")
+        place = {"topic": "kafka_topic", "partition": "kafka_partition", "offset": "kafka_offset"}
+        refused = rows.join(F.broadcast(sentences), ["space_id", "schema_version"])
+        refused = refused.select(
+            *(F.col(column).alias(name) for name, column in place.items()),
+            F.format_string("topic %s, partition %d, offset %d: %s", *place.values(), "what").alias("sentence"),
+        )
+        self.dead_letters.take(records.join(refused, [*place]).select(*REFUSED_SCHEMA.names))
+
+
+def _has_row() -> Column:
+    return F.col("before").isNotNull() | F.col("after").isNotNull()
+
+
+def _names_one_of(versions: Collection[Version]) -> Column:
+    """Return the condition that an event has a row of one of these forms."""
+    is_one = (F.col("space_id").eqNullSafe(space) & F.col("schema_version").eqNullSafe(one) for space, one in sorted(versions))
+    return _has_row() & reduce(or_, is_one)
 
 
 class TypedEventTable:

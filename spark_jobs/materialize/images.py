@@ -151,8 +151,10 @@ class Fold:
         if form is None:
             raise JobError(
                 f"The schema topic has no form of space {space_id} at schema_version {event['schema_version']}, which the change"
-                f" of {key} at seq {event['seq']} needs. It must be compacted, never deleted: let the daemon take a new snapshot,"
-                " which writes it anew."
+                f" of {key} at seq {event['seq']} needs. This topic must be compacted; its records must not be deleted by"
+                " retention. The daemon writes a present form again, at its start or within a minute. It can't write former"
+                " forms: start the job with --starting-offsets latest, another --path and another --checkpoint, and then let the"
+                ' daemon take a snapshot (snapshot.mode = "always" and a restart).'
             )
         return form
 

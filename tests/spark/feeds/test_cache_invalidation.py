@@ -171,8 +171,41 @@ def test_changed_rows_are_gone_from_redis_and_others_are_not(spark: SparkSession
     sink.write(topics.send(delete(1, 33)), 4, "query")
     ((_, _, sentence),) = letters.taken
     assert "the event has no row before" in sentence
-    with pytest.raises(JobError, match="no form of space 512 at schema_version 9"):
-        sink.write(topics.send(put("c", {"id": 2}, 34, version=9)), 5, "query")
+    client.close()
+
+
+@pytest.mark.spark
+def test_rows_of_forms_that_were_removed_tell_their_keys_themselves(spark: SparkSession, redis_server: Redis) -> None:
+    """Retention has removed former forms from the schema topic."""
+    topics, mark = FakeTopics(spark), uuid.uuid4().hex[:8]
+    topics.send(schema(3, version=3, columns=[("id", "unsigned"), ("mail", "string"), ("rank", "unsigned")]))
+    client = redis.Redis.from_url(redis_server.url)
+    for name in "abcdefg":
+        client.set(f"{mark}:{name}", "v")
+    templates = {"users": Template.parsed(f"{mark}:{{mail}}").of("users")}
+    sink = InvalidationSink(spark, Topics("", PREFIX), Address(redis_server.url), templates, read_topic=topics.read)
+    letters = sink.dead_letters = Letters()
+    changes = [
+        # Its name at that time, then another place, and a name that only the place tells.
+        ({"id": 1, "mail": "a"}, {"id": 1, "mail": "b"}, 1, 1),
+        ({"id": 1, "rank": 5, "mail": "c"}, {"id": 1, "rank": 5, "mail": None}, 2, 2),
+        ({"id": 1, "address": "d"}, {"id": 1, "address": "e"}, 3, 4),
+        ({"id": 1, "mail": "f", "rank": 7}, None, 4, 3),
+        # A short row has no value, and thus no key.
+        ({"id": 1}, {"id": 1}, 5, 5),
+    ]
+    events = [
+        event("u" if after else "d", {"id": 1}, seq, {"before": before, "after": after}, version=version)
+        for before, after, seq, version in changes
+    ]
+    sink.write(topics.send(*events), 0, "query")
+    assert [name.decode() for name in client.scan_iter(f"{mark}*")] == [f"{mark}:g"]
+    assert letters.taken == []
+    # Not even the space is known.
+    orders = event("d", {"id": 1}, 6, {"before": {"id": 1, "address": "x"}}, space="users", space_id=513, version=6)
+    sink.write(topics.send(orders), 1, "query")
+    ((*_, sentence),) = letters.taken
+    assert "names 'mail', which no form of the space has; its fields are id, address" in sentence
     client.close()
 
 

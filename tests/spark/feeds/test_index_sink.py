@@ -247,6 +247,39 @@ def test_what_can_not_be_a_document_is_told_with_its_place(bench: Bench) -> None
     assert 'state.images = "full"' in second[2]
 
 
+def test_rows_of_forms_that_were_removed_get_the_latest_names(bench: Bench) -> None:
+    """Retention has removed former forms from the schema topic. A space of which it has none at all is kept apart."""
+    columns = [("id", "unsigned"), ("title", "string"), ("rank", "unsigned")]
+    bench.topics.send(schema(6, version=3, columns=columns))
+    orders = put("c", {"id": 5}, 4, space="orders", space_id=513, version=2)
+    events = (
+        put("c", {"id": 1, "name": "a", "field_3": 7}, 1),
+        put("c", {"id": 2, "label": "b"}, 2, version=2),
+        put("c", {"id": 4}, 3),
+        delete(4, 5),
+        orders,
+        put("c", {"id": 3, "title": "c"}, 7, version=3),
+    )
+    records = bench.topics.send(*events)
+    bench.sink.dead_letters = FailAtOnce()
+    told = r"^topic shop.orders, partition \d, offset 0: .*no form of space 513 at schema_version 2.*nor any other.*dead-letter"
+    with pytest.raises(JobError, match=told):
+        bench.sink.write(records, 0, "query")
+    for _ in range(2):
+        # Repeated as after a crash.
+        sink = bench.started()
+        bench.letters.taken.clear()
+        sink.write(records, 0, "query")
+        assert bench.found() == by_key({"id": 1, "title": "a", "rank": 7}, {"id": 2, "title": "b"}, {"id": 3, "title": "c"})
+        assert [value for _, value, _ in bench.letters.taken] == [orders.value]
+    # The daemon has written the present form again, and the other space's events become documents.
+    bench.letters.taken.clear()
+    bench.sink.write(bench.topics.send(schema(8, space="orders", space_id=513, version=2, columns=columns)), 1, "query")
+    bench.sink.write(bench.topics.send(put("u", {"id": 5, "title": "x"}, 9, space="orders", space_id=513, version=2)), 2, "query")
+    assert bench.found("orders") == by_key({"id": 5, "title": "x"})
+    assert bench.letters.taken == []
+
+
 def made_of(row: dict[str, Any], change: Change) -> dict[str, Any] | None:
     """A user's function."""
     if row["name"] == "hidden":

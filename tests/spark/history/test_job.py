@@ -179,6 +179,18 @@ def test_a_renamed_space_has_its_intervals_under_the_last_name_alone(spark: Spar
     assert (found["users"], sorted(found["people"])) == ([], [(1, 2), (2, None)])
 
 
+def test_rows_of_a_form_that_was_removed_have_the_last_names(spark: SparkSession, tmp_path: Path) -> None:
+    """Retention has removed it from the schema topic. A field keeps its place, whatever it was called."""
+    topics, path = FakeTopics(spark), str(tmp_path)
+    sink = HistorySink(spark, Topics("k", "shop"), path)
+    form = schema(2, version=3, columns=[("id", "unsigned"), ("title", "string")])
+    sink.write(topics.send(form, put("c", {"id": 1, "name": "a"}, 1), put("c", {"id": 2, "title": "b"}, 3, version=3)), 0, "q")
+    sink.finish()
+    for found in (History(spark, path).intervals("users"), spark.read.format("delta").load(f"{path}/users")):
+        rows = found.orderBy("_begin_seq").select("_row", "title").collect()
+        assert [tuple(row) for row in rows] == [('{"id":1,"title":"a"}', "a"), ('{"id":2,"title":"b"}', "b")]
+
+
 def test_rows_of_any_year_are_printed(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     topics, path = FakeTopics(spark), str(tmp_path)
     columns = [("id", "unsigned"), ("at", "datetime")]

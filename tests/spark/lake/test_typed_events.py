@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from decimal import Decimal
 from pathlib import Path
@@ -19,6 +20,7 @@ from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS
 from spark_jobs.lake.changelog import ChangelogSink
 from spark_jobs.lake.typed_events import TypedEventsSink
 from spark_jobs.runner.checkpoint import MadeTables, claim
+from spark_jobs.runner.dead_letters import DeadLetterTable
 from tests.spark.messages import PREFIX, FakeTopics, delete, event, put, schema, truncate, update
 
 pytestmark = pytest.mark.spark
@@ -93,10 +95,39 @@ def test_forms_come_and_go_and_no_value_is_lost(spark: SparkSession, tmp_path: P
     assert (str(order["new"]["at"]), order["old"]) == ("2024-02-29 20:59:58.123456", None)
 
 
-def test_an_unknown_form_ends_the_job_and_so_does_a_table_of_another(spark: SparkSession, tmp_path: Path) -> None:
+def test_rows_of_a_form_that_was_removed_end_the_job_or_are_kept_apart(spark: SparkSession, tmp_path: Path) -> None:
+    """Retention has removed the record of the first form from the schema topic."""
+    path, topics = tmp_path / "lake", FakeTopics(spark)
+    topics.send(schema(3, version=2, columns=[("id", "unsigned"), ("title", "string")]))
+    messages = (
+        put("c", {"id": 1, "name": "a"}, 1),
+        update(1, [{"op": "=", "field": "name", "value": "x"}], 2),
+        truncate(3),
+        put("c", {"id": 2, "name": "b"}, 4),
+        put("c", {"id": 3, "title": "c"}, 5, version=2),
+        put("c", {"id": 4}, 6, space="orders", space_id=513, version=7),
+    )
+    records = topics.send(*messages)
+    told = (
+        r"^topic shop\.\w+, partition \d, offset \d: The topic shop.schema has no form of space \d+ at schema_version \d,.*"
+        "--on-error dead-letter"
+    )
+    with pytest.raises(JobError, match=told):
+        sink(spark, path, topics).write(records, 0, "query")
+    for _ in range(2):
+        # Repeated as after a crash.
+        process = sink(spark, path, topics)
+        process.dead_letters = DeadLetterTable(spark, str(tmp_path / "letters"), "changelog")
+        process.write(records, 0, "query")
+    rows = stored(spark, path / "users")
+    assert [(row["seq"], row["new"] and row["new"]["title"]) for row in rows] == [(2, None), (3, None), (5, "c")]
+    letters = spark.read.format("delta").load(str(tmp_path / "letters")).collect()
+    assert sorted(bytes(row["value"]).decode() for row in letters) == sorted(str(messages[place].value) for place in (0, 3, 5))
+    assert all(re.match(told, row["sentence"]) for row in letters)
+
+
+def test_a_table_of_another_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
-    with pytest.raises(JobError, match="has no form of space 512 at schema_version 1"):
-        sink(spark, tmp_path, topics).write(topics.send(put("c", {"id": 1}, 1)), 0, "query")
     untyped = tmp_path / "users"
     ChangelogSink(spark, str(untyped), PREFIX).write(topics.send(put("c", {"id": 1}, 1)), 0, "query")
     with pytest.raises(JobError, match="isn't one of `changelog --typed`"):
