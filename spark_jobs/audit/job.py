@@ -235,11 +235,16 @@ class AuditSink(Sink):
         """Load what an earlier process has saved last: the state after a batch, with the batch's findings."""
         for batch, text in self._files.read(query):
             kept = json.loads(text)
-            stored = [Finding(*values) for values in kept["findings"]]
-            self._state, self._position = State.from_json(kept["state"]), (query, batch)
-            # The files of an earlier version don't have these.
-            self._unreported, self._reports = Counter(kept.get("unreported", {})), kept.get("reports", 0)
-            self._publish_report([Finding(*values) for values in kept.get("report", ())], query)
+            try:
+                stored, report = ([Finding(*values) for values in kept[name]] for name in ("findings", "report"))
+                self._state, self._position = State.from_json(kept["state"]), (query, batch)
+                self._unreported, self._reports = Counter(kept["unreported"]), kept["reports"]
+            except KeyError as error:
+                raise JobError(
+                    f"The state of the job `audit` in {self._path} is one that this version doesn't know ({error} is missing):"
+                    " another version has written it. Start the job with a new --path and an empty --checkpoint."
+                ) from error
+            self._publish_report(report, query)
             return self._state, batch, stored
         return None
 

@@ -112,9 +112,8 @@ class State:
             transactions=[Part(**part) for part in kept["transactions"]],
             judged_from=kept["judged_from"],
             waiting_since=kept["waiting_since"],
-            # The state of an earlier version doesn't have these.
-            waiting_up_to=kept.get("waiting_up_to", -1),
-            told_up_to=kept.get("told_up_to", -1),
+            waiting_up_to=kept["waiting_up_to"],
+            told_up_to=kept["told_up_to"],
         )
 
     def passed(self) -> int:

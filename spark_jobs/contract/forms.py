@@ -122,8 +122,7 @@ class Form:
         """Return the form that `to_json` wrote."""
         members = json.loads(text)
         fields = tuple(Field(**field) for field in members.pop("fields"))
-        # Properties written by an earlier version lack some of these.
-        members |= {name: tuple(members.get(name, ())) for name in ("key", "as_written", "collated")}
+        members |= {name: tuple(members[name]) for name in ("key", "as_written", "collated")}
         return cls(**members, fields=fields)
 
 

@@ -65,7 +65,7 @@ def write_whole(session: SparkSession, path: Any, text: str) -> None:
 
 
 def read_whole(session: SparkSession, path: Any) -> str | None:
-    """Return the JSON in a file; None if the file is incomplete, as an earlier version may have left one."""
+    """Return the JSON in a file; None if the file is incomplete."""
     files = path.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
     stream = files.open(path)
     try:

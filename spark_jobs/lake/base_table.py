@@ -36,24 +36,22 @@ _SETTLED: Final = "tarantool_cdc.settled."
 _TRANSACTION_NAME: Final = "spark.databricks.delta.write.txnAppId"
 _TRANSACTION_NUMBER: Final = "spark.databricks.delta.write.txnVersion"
 _LAYOUT: Final = "tarantool_cdc.layout"
-"""Property with the version of the table's layout. Tables of an earlier version of the job lack it until their first merge."""
-_FORMER_MARK: Final = "_deleted"
-"""Column with which tables of an earlier version mark deleted rows, which they keep."""
-_FORMER_SETTLED: Final = "tarantool_cdc.settled"
-"""Property of tables of an earlier version: the points that they have settled."""
-_FORMER_FLOOR: Final = "tarantool_cdc.floor"
-"""Property of tables of an earlier version: the seq of the last truncation. Older events that arrive later are void."""
+"""Property with the version of the table's layout."""
+_KNOWN_LAYOUT: Final = "1"
 
 _TAKEN_NAME: Final = "AMBIGUOUS_REFERENCE"
 
-_PROPERTIES: Final = {_LAYOUT: "1", "delta.enableDeletionVectors": "true"}
+_PROPERTIES: Final = {_LAYOUT: _KNOWN_LAYOUT, "delta.enableDeletionVectors": "true"}
 
 
 class BaseTable:
     """Merged rows of one space. Every method that writes may be repeated."""
 
     def __init__(self, session: SparkSession, path: str, prefix: str | None = None) -> None:
-        """Read the table's state, and create nothing yet. Raises JobError if the table at the path has another prefix."""
+        """Read the table's state, and create nothing yet. Raises JobError if the table at the path is another job's or prefix's.
+
+        Or if its layout is unknown to this version of the job.
+        """
         self.path = path
         self._session = session
         self._prefix = prefix
@@ -65,6 +63,11 @@ class BaseTable:
             raise JobError(
                 f"The table at {path} doesn't belong to this job and the prefix {prefix!r}; the prefix in its properties is "
                 f"{found!r}. Choose another --path."
+            )
+        if self._state is not None and self._state.properties.get(_LAYOUT) != _KNOWN_LAYOUT:
+            raise JobError(
+                f"The table at {path} has a layout that this version of the job `current` doesn't know: another version has made"
+                " it. Read it with that version, or start the job with a new --path and an empty --checkpoint."
             )
 
     @property
@@ -89,21 +92,6 @@ class BaseTable:
         return -1 if state is None else state.transactions.get(_MERGED, -1)
 
     @property
-    def is_former(self) -> bool:
-        """Whether an earlier version of this job left the table, with merged events that aren't in the table of events."""
-        return self._state is not None and _LAYOUT not in self._state.properties
-
-    def former_points(self) -> list[str]:
-        """Return the points (`Form.point`) that an earlier version has settled. It had applied all events before them."""
-        return [] if self._state is None else self._state.properties.get(_FORMER_SETTLED, "").strip(",").split(",")
-
-    def former_seqs(self) -> tuple[int, int]:
-        """Return two seqs of a table of an earlier version: the one up to which events are void, and the newest in the table."""
-        assert self._state is not None
-        last = tables.read(self._session, self.path).agg({"_seq": "max"}).collect()[0][0]
-        return int(self._state.properties.get(_FORMER_FLOOR, "-1")), -1 if last is None else int(last)
-
-    @property
     def form(self) -> Form:
         """The form whose columns the table has."""
         assert self._state is not None
@@ -113,7 +101,7 @@ class BaseTable:
     def has_columns_of_form(self) -> bool:
         """Whether the columns are those of `form`.
 
-        They may differ if a process stopped while it rewrote the table, or if an earlier version of the job wrote it.
+        They may differ if a process stopped while it rewrote the table, or if another version of the job wrote it.
         """
         return self._state is not None and self._state.columns == (*META_COLUMNS, *self.form.columns())
 
@@ -134,10 +122,8 @@ class BaseTable:
         if self._state is None:
             return None
         rows = tables.read(self._session, self.path, self._state.version if version is None else version)
-        if _FORMER_MARK in rows.columns:
-            rows = rows.where(f"not {_FORMER_MARK}").drop(_FORMER_MARK)
         if tuple(rows.columns) != (*META_COLUMNS, *self.form.columns()):
-            # An earlier version of the job has written other columns, or a process stopped while it rewrote the table.
+            # A process stopped while it rewrote the table, or another version of the job gives fields other columns.
             rows = typed(rows.select(*META_COLUMNS), self.form)
         return Base(rows, self.form)
 
@@ -235,6 +221,6 @@ class BaseTable:
         tables.retried(lambda: writer.save(self.path))
         # If the process stops between these two commits, the columns don't match the form in the properties. They are then made
         # again from `_row`.
-        if self.form != form or self.is_former:
-            tables.set_properties(self._session, self.path, {_FORM: form.to_json(), **_PROPERTIES})
+        if self.form != form:
+            tables.set_properties(self._session, self.path, {_FORM: form.to_json()})
         self.refresh()

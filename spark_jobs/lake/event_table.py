@@ -29,14 +29,9 @@ from spark_jobs.lake import lanes
 
 _CLAIM: Final = "tarantool_cdc.claim "
 """Beginning of the table property with a lane's query, its claim's number, and the highest seq that others may have written."""
-_QUERY: Final = "tarantool_cdc.query"
-"""Table property with the query that began last, for jobs of earlier versions that still run."""
 PREFIX: Final = "tarantool_cdc.prefix"
 """Table property with the prefix of the daemon whose events the table has."""
-_KNOWN_SEQ: Final = "tarantool_cdc.known_seq"
 _TRIES: Final = 5
-_SPACES: Final = "tarantool_cdc.spaces"
-"""Table property with the `--spaces` of the query to which the table belongs."""
 
 
 def table_is_gone(table: tables.Table) -> JobError:
@@ -64,8 +59,6 @@ class AppendRules:
     """Whether each event is looked up in the table before it is written."""
     gets_columns: bool = False
     """Whether rows may have columns that the table lacks."""
-    may_begin_late: bool = False
-    """Whether the table may be created after the query's first batch."""
     identity: Sequence[str] = ("seq",)
     """Columns by which rows in the same partition of the table are the same event."""
 
@@ -131,7 +124,7 @@ class EventTable:
 
     def _check_there(self, batch: int) -> None:
         """Raise JobError if the table of earlier batches is gone, because their events would never be read again."""
-        if batch and not self._rules.may_begin_late and not self._is_there():
+        if batch and not self._is_there():
             raise table_is_gone(self.path)
 
     def _check_own(self, claim: _Claim) -> Mapping[str, int]:
@@ -206,7 +199,7 @@ class EventTable:
         known: int | None = tables.read(self._session, self.path).agg(F.max("seq")).collect()[0][0]
         claim = _Claim(query, number, known)
         told = {"query": query, "number": number, "known_seq": known}
-        changed = {PREFIX: self._prefix, _QUERY: query, _SPACES: self._spaces, f"{_CLAIM}{self._spaces}": json.dumps(told)}
+        changed = {PREFIX: self._prefix, f"{_CLAIM}{self._spaces}": json.dumps(told)}
         tables.retried(lambda: tables.set_properties(self._session, self.path, changed))
         return claim
 

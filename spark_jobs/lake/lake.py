@@ -13,14 +13,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_jobs.contract.forms import Form, Forms
-from spark_jobs.contract.owner import topic_suffix
 from spark_jobs.delta import delta_log, tables
 from spark_jobs.delta.codegen import interpreting
 from spark_jobs.delta.folders import folder
@@ -115,16 +114,6 @@ class Lake:
         """Return whether a watermark is published."""
         return delta_log.state(self.session, self._published) is not None
 
-    def is_former(self) -> bool:
-        """Return whether all tables here come from an earlier version of the job, which kept no events."""
-        if self.has_watermark():
-            return False
-        jvm: Any = self.session.sparkContext._jvm
-        place = jvm.org.apache.hadoop.fs.Path(self.path)
-        files = place.getFileSystem(self.session.sparkContext._jsc.hadoopConfiguration())
-        found = files.listStatus(place) if files.exists(place) else ()
-        return any(files.exists(jvm.org.apache.hadoop.fs.Path(one.getPath(), "_delta_log")) for one in found)
-
     def watermark(self) -> int:
         """Return the published watermark. Raises JobError if there is none."""
         published = delta_log.state(self.session, self._published)
@@ -174,18 +163,6 @@ class Lake:
             f"No space has its table in {self.path}/{name}: the events in {self.changes_path} have no such space. {which} of "
             f"spaces there are: {shown}."
         )
-
-    def check_folder(self, space: str) -> None:
-        """Raise JobError if an earlier version created the space's table in a folder that other spaces might share."""
-        former, path = topic_suffix(space), f"{self.path}/{lake_folder(space)}"
-        former_path = f"{self.path}/{former}"
-        if former in (folder(space), ".", "..") or delta_log.state(self.session, path) is not None:
-            return
-        if delta_log.state(self.session, former_path) is not None and BaseTable(self.session, former_path).form.space == space:
-            raise JobError(
-                f"The table of space {space!r} is in {former_path}, where an earlier version of this job created it; its folder "
-                f"must now be {path}. Rename the folder and start the job again."
-            )
 
     def check_complete(self, space: str) -> None:
         """Raise JobError if a space's table can't be made from the events that are still there."""
@@ -256,10 +233,9 @@ class Lake:
     def fresh_view(self, table: BaseTable) -> FreshView | None:
         """Return the view of a space's newest rows for a version of its table.
 
-        It is None for a table that can't be read in SQL until the next merge: an earlier version of the job left it, or a process
-        stopped while it rewrote it.
+        It is None for a table that can't be read in SQL until the next merge, as a process stopped while it rewrote it.
         """
-        if table.is_former or not table.has_columns_of_form:
+        if not table.has_columns_of_form:
             return None
         form = table.form
         forms = self.control_table.read().forms

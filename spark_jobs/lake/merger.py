@@ -77,7 +77,8 @@ class Evidence:
     ends: Ends
     control: Control
     before: Ends = field(default_factory=dict)
-    """The offsets at which the batch began. Only needed if an earlier version of the job has noted no topics (late_topics.py)."""
+    """The offsets at which the batch began. Needed if a watermark was published without notes of the topics (late_topics.py):
+    a run that is started again merges what it finds before its first batch."""
 
     @property
     def is_all(self) -> bool:
@@ -125,7 +126,6 @@ class Merger:
     _published: int = -1
     _behind: EventsAfterMark = field(default_factory=EventsAfterMark)
     _batch: int = -1
-    _taken_over: int = -1
     _ends: dict[int, int] = field(default_factory=dict)
     """The last watermark before each change of name or primary key that this step has reached, by the change's seq.
 
@@ -194,7 +194,6 @@ class Merger:
             # Events are merged only up to the published watermark, so an earlier run has merged none after it.
             self._published = self.lake.watermark() if self.lake.has_watermark() else -1
             self._mark = max(self._published, 0)
-            self._take_over(control)
         complete = set() if evidence is None else self._note_topics(evidence)
         fresh = events.where(F.col("seq") > self._mark)
         if evidence is not None and is_next:
@@ -212,7 +211,7 @@ class Merger:
         """Note topics that are read for the first time, and return the partitions of such topics that have been read now."""
         former = self._topics or self.lake.late_topics()
         if former is None:
-            # Without notes of an earlier version, the topics of the batch before this run's first one are the known ones.
+            # The topics of the batch before this run's first one are the known ones.
             read = (evidence.before if self._published >= 0 else {}) or evidence.read
             former = LateTopics.first(self.topics.prefix, read)
         noted, complete = former.after(evidence.read, evidence.ends)
@@ -243,7 +242,7 @@ class Merger:
 
     def _publish(self, mark: int) -> None:
         """Publish a watermark, unless a later one is published."""
-        if mark > max(self._published, self._taken_over - 1):
+        if mark > self._published:
             self.lake.publish(mark, self._topics)
             self._published = mark
 
@@ -254,7 +253,7 @@ class Merger:
         complete_up_to = -1
         if evidence is not None and is_quiet:
             # Control records also contain seqs of events in topics that the job doesn't read.
-            complete_up_to = max(found.last, evidence.control.last_seq, self._taken_over)
+            complete_up_to = max(found.last, evidence.control.last_seq)
         if evidence is not None and not is_quiet:
             if self._candidate is not None and covers(evidence.read, self._candidate[1]):
                 complete_up_to, self._candidate = self._candidate[0], None
@@ -266,9 +265,7 @@ class Merger:
             print(_RECORDS_LOST.format(prefix=self.topics.prefix, seq=lost[-1]), file=sys.stderr, flush=True)
         completed += lost
         if found.after == self._mark or complete_up_to >= found.after:
-            mark = advance(found, completed, complete_up_to, is_all=is_quiet)
-            # A watermark below `_taken_over` is impossible: tables of an earlier version already contain later events.
-            self._mark = max(self._mark, mark if mark >= self._taken_over else 0)
+            self._mark = max(self._mark, advance(found, completed, complete_up_to, is_all=is_quiet))
         passed = {changes[0][1].seq for changes in control.forms.identity_changes()}
         self._ends = {seq: last_end(found, completed, seq - 1) for seq in passed if found.after < seq <= self._mark}
         return is_quiet
@@ -305,7 +302,6 @@ class Merger:
         table = self.lake.table(space, self.topics.prefix)
         form = control.forms.at(space, self._mark)
         if form is not None:
-            self.lake.check_folder(space)
             if not table.exists:
                 self.lake.check_complete(space)
             table.create(form)
@@ -359,7 +355,7 @@ class Merger:
         fails = not self.skips_missing_rows
         base, unmerged = found.base, found.unmerged
         is_in_form = base is not None and base.form == form and known.table.has_columns_of_form
-        may_merge = is_in_form and not (found.is_truncated or is_swept or known.table.merged < 0 or known.table.is_former)
+        may_merge = is_in_form and not (found.is_truncated or is_swept or known.table.merged < 0)
         if unmerged is None and is_in_form and not is_swept:
             known.table.advance(up_to)
             return
@@ -396,31 +392,6 @@ class Merger:
             # rows went to which table.
             self._carry_out(changes, control)
         return waiting
-
-    def _take_over(self, control: Control) -> None:
-        """Take over tables of an earlier version of this job, with merged events that aren't in the table of events.
-
-        This job may read some of these events again, or read older events of another partition for the first time. Such events
-        are void if the earlier version had emptied the table after them, or had moved its rows to another name or key.
-        """
-        names = [space for space in control.forms.names() if self._is_chosen(space)]
-        former = {space: table for space in names if (table := self.lake.table(space, self.topics.prefix)).is_former}
-        void = {}
-        for space, table in former.items():
-            void[space], last = table.former_seqs()
-            self._taken_over = max(self._taken_over, void[space], last)
-        for changes in control.forms.identity_changes():
-            for before, form in changes:
-                if form.space in former and form.point in former[form.space].former_points():
-                    for space in {before.space, form.space} & set(names):
-                        table = self._known(space, control)
-                        table.apply_form_change(None, table.form, form)
-                        void[space] = max(form.seq, void.get(space, -1))
-                        self._taken_over = max(self._taken_over, form.seq)
-        for space, seq in void.items():
-            table = self._known(space, control)
-            if table.merged < seq:
-                table.advance(seq)
 
     def _is_settled(self, former: Form, form: Form, control: Control) -> bool:
         chosen = {space for space in (former.space, form.space) if self._is_chosen(space)}

@@ -181,9 +181,7 @@ class OwnTopics:
 def _left_out(checkpoint: str, topics: Collection[str], spaces: str) -> JobError:
     return JobError(
         f"With the checkpoint {checkpoint} the job has read {_listed('topic', topics, verb=False)}, which it wouldn't read any"
-        f" more with --spaces {spaces!r}. Start it with the former --spaces, or with an empty --checkpoint. (Earlier versions"
-        " also read topics whose names only contain the prefix or the name of a space. The rows of such topics may be in the"
-        " tables; to be without them, choose a new --path, too.)"
+        f" more with --spaces {spaces!r}. Start it with the former --spaces, or with an empty --checkpoint."
     )
 
 
