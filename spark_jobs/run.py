@@ -25,14 +25,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_jobs.audit.job import Audit
 from spark_jobs.contract.envelope import NO_CHANGE_EVENT, with_fault_column
 from spark_jobs.contract.source import Topics
-from spark_jobs.current import Current
+from spark_jobs.current.job import Current
 from spark_jobs.delta import tables
 from spark_jobs.errors import JobError, operator_message
 from spark_jobs.feeds.cache_invalidation import CacheInvalidation
 from spark_jobs.feeds.search_index import SearchIndex
 from spark_jobs.history.job import HistoryJob, HistoryOf, ShowHistory
-from spark_jobs.lake.changelog import Changelog
-from spark_jobs.lake.changes import Changes
+from spark_jobs.lake.changes import Changelog, Changes
 from spark_jobs.lake.maintain import Maintain
 from spark_jobs.materialize.job import Materialize
 from spark_jobs.runner.checkpoint import check_owner, claim, has_begun_batch

@@ -1,42 +1,94 @@
-"""Job `changes`: appends every event as a row to one Delta table, partitioned by space, as a source for other tables.
+"""The jobs `changes` and `changelog`: they append every event to Delta tables.
 
-The job reads and parses the records of a batch once, and appends them. The cost doesn't depend on the size of a table. Beside the
-events the job keeps the records of the control topics (control.py). Only the step that reads the records (`parse`, then
-`event_rows`) knows how they are encoded.
+Both are one job with two names, whose tables have different columns: those of `changes` are the source for other tables, those of
+the changelog are the complete envelope. Beside its events `changes` keeps the records of the control topics (control.py).
+With --typed, either job writes one table per space instead, whose rows have typed columns, too (typed_events.py).
+
+The job reads and parses the records of a batch once, and appends them. The cost doesn't depend on the size of a table. Only the
+step that reads the records (`parse`, then `event_rows`) knows how they are encoded.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.contract.envelope import parse
+from spark_jobs.contract.envelope import SOURCE, parse
 from spark_jobs.contract.source import Topics
 from spark_jobs.delta.codegen import varying
-from spark_jobs.lake.change_rows import CHANGES_COLUMNS, DATE, SOURCE_FIELDS_OF_CHANGES, event_rows
-from spark_jobs.lake.changelog import add_deduplicate
+from spark_jobs.delta.tables import Table
+from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS, CHANGES_COLUMNS, DATE, SOURCE_FIELDS_OF_CHANGES, event_rows
 from spark_jobs.lake.control import KINDS, ControlTable
-from spark_jobs.lake.event_table import AppendRules, EventTable
+from spark_jobs.lake.event_table import USUAL_RULES, AppendRules, EventTable
 from spark_jobs.lake.positions import KafkaPositions, Positions
+from spark_jobs.lake.typed_events import TypedEventsSink
 from spark_jobs.lake.watermark import Ends, distance
+from spark_jobs.runner.checkpoint import MadeTables
 from spark_jobs.runner.job import Job, Sink
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The columns of a table of events."""
+
+    columns: Mapping[str, str]
+    """The columns, with their SQL expressions over a parsed event."""
+    source_fields: Collection[str]
+    """Fields of `source` that the columns need beside those that are always parsed."""
+    partition_by: tuple[str, ...]
+    properties: Mapping[str, str] = field(default_factory=dict)
+
 
 _PROPERTIES: Final = {
     # Delta skips files by the minimum and maximum of these columns. The long texts, which come first, need no such statistics.
     "delta.dataSkippingStatsColumns": "seq,space_id,op,schema_version,source_ts,batch",
 }
-
+CHANGES: Final = Layout(CHANGES_COLUMNS, SOURCE_FIELDS_OF_CHANGES, ("space",), _PROPERTIES)
+CHANGES_BY_DATE: Final = Layout({**CHANGES_COLUMNS, "date": DATE}, SOURCE_FIELDS_OF_CHANGES, ("space", "date"), _PROPERTIES)
+CHANGELOG: Final = Layout(CHANGELOG_COLUMNS, SOURCE.names, ("space", "date"))
 
 _FEW: Final = 10_000
 """Number of records up to which a batch is small: one task per Kafka partition would then take longer than the records do."""
 
 
-class Changes(Job):
-    """The job `changes`: its options and its sink."""
+class Events(Job):
+    """A job that appends every event: its options, and its sink with --typed."""
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """See `Job.add_options`."""
+        add_deduplicate(parser)
+        parser.add_argument(
+            "--typed",
+            action="store_true",
+            help="write one table per space instead of one for all, partitioned by date; beside the texts, it has typed columns"
+            " for the fields of the rows",
+        )
+
+    def place(self, options: argparse.Namespace) -> str:
+        """See `Job.place`. A checkpoint with --typed differs from one without: the two kinds of tables have different events."""
+        return f"{options.location} --typed" if options.typed else str(options.location)
+
+    def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> Sink:
+        """See `Job.sink`."""
+        always = options.deduplicate == "always"
+        if options.typed:
+            made = MadeTables(session, options.checkpoint)
+            return TypedEventsSink(session, topics, options.location, made, always=always)
+        return self.untyped(session, topics, options, AppendRules(looks_for_all=always))
+
+    @abstractmethod
+    def untyped(self, session: SparkSession, topics: Topics, options: argparse.Namespace, rules: AppendRules) -> Sink:
+        """Create the sink without --typed."""
+
+
+class Changes(Events):
+    """The job `changes`."""
 
     name = "changes"
     summary = "append every event to one Delta table, partitioned by space, as a source for other tables"
@@ -44,23 +96,66 @@ class Changes(Job):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """See `Job.add_options`."""
-        add_deduplicate(parser)
+        super().add_options(parser)
         parser.add_argument("--partition-by-date", action="store_true", help="partition by the day (UTC) of the change as well")
 
-    def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> ChangesSink:
-        """See `Job.sink`."""
-        return ChangesSink(
+    def untyped(self, session: SparkSession, topics: Topics, options: argparse.Namespace, rules: AppendRules) -> ChangesSink:
+        """See `Events.untyped`."""
+        layout = CHANGES_BY_DATE if options.partition_by_date else CHANGES
+        positions = KafkaPositions(session, topics, options.checkpoint)
+        return ChangesSink(session, topics, options.path, positions, layout=layout, rules=rules)
+
+
+class Changelog(Events):
+    """The job `changelog`."""
+
+    name = "changelog"
+    summary = "append every event to one Delta table, partitioned by space and date, or to one per space with typed rows"
+    takes_catalog = True
+
+    def untyped(self, session: SparkSession, topics: Topics, options: argparse.Namespace, rules: AppendRules) -> EventsSink:
+        """See `Events.untyped`."""
+        return EventsSink(session, topics, options.location.only(self.name), layout=CHANGELOG, rules=rules)
+
+
+class EventsSink(Sink):
+    """Sink that appends each batch to one table of events, once."""
+
+    def __init__(
+        self, session: SparkSession, topics: Topics, path: Table, *, layout: Layout, rules: AppendRules = USUAL_RULES
+    ) -> None:
+        """Name the table, and create nothing yet."""
+        self._topics = topics
+        self._layout = layout
+        self._control_topics = [topics.control(kind) for kind in KINDS]
+        self._table = EventTable(
             session,
-            topics,
-            options.path,
-            KafkaPositions(session, topics, options.checkpoint),
-            always=options.deduplicate == "always",
-            by_date=options.partition_by_date,
+            path,
+            topics.prefix,
+            layout.partition_by,
+            spaces=topics.spaces,
+            rules=rules,
+            properties=layout.properties,
         )
 
+    def write(self, records: DataFrame, batch: int, query: str) -> None:
+        """See `Sink.write`."""
+        self._table.append(self._rows(records, batch), batch, query)
 
-class ChangesSink(Sink):
-    """Sink that appends each batch to the table of events once."""
+    def _rows(self, records: DataFrame, batch: int) -> DataFrame:  # noqa: ARG002 - ChangesSink numbers the rows
+        """Return a batch's rows for the table."""
+        return event_rows(self._parsed(records), self._layout.columns)
+
+    def _parsed(self, records: DataFrame) -> DataFrame:
+        records = records.where(~F.col("topic").isin(*self._control_topics))
+        return parse(records, source_fields=self._layout.source_fields, names=self._topics.names)
+
+
+class ChangesSink(EventsSink):
+    """The same sink for a table from which other tables are made.
+
+    Its rows have the batch's number, and it keeps the records of the control topics.
+    """
 
     def __init__(
         self,
@@ -69,28 +164,11 @@ class ChangesSink(Sink):
         path: str,
         positions: Positions,
         *,
-        always: bool = False,
-        by_date: bool = False,
-        may_begin_late: bool = False,
+        layout: Layout = CHANGES,
+        rules: AppendRules = USUAL_RULES,
     ) -> None:
-        """Set the sink up.
-
-        With `always` it looks up each event in the table before writing it. With `by_date` the table is also partitioned by day.
-        `may_begin_late` is that of `EventTable`.
-        """
-        self._columns = {**CHANGES_COLUMNS, "date": DATE} if by_date else CHANGES_COLUMNS
-        partitions = ("space", "date") if by_date else ("space",)
-        self._table = EventTable(
-            session,
-            path,
-            topics.prefix,
-            partitions,
-            spaces=topics.spaces,
-            rules=AppendRules(looks_for_all=always, may_begin_late=may_begin_late),
-            properties=_PROPERTIES,
-        )
-        self._topics = topics
-        self._control_topics = [topics.control(kind) for kind in KINDS]
+        """Set the sink up."""
+        super().__init__(session, topics, path, layout=layout, rules=rules)
         self._positions = positions
         self._path = path
         self._control = ControlTable(session, path)
@@ -110,12 +188,24 @@ class ChangesSink(Sink):
             self._control_ends = ends
         if self._is_small(batch):
             records = records.coalesce(records.sparkSession.sparkContext.defaultParallelism)
-        records = records.where(~F.col("topic").isin(*self._control_topics))
-        events = parse(records, source_fields=SOURCE_FIELDS_OF_CHANGES, names=self._topics.names)
-        self._table.append(event_rows(events, self._columns, varying(batch).alias("batch")), batch, query)
+        super().write(records, batch, query)
+
+    def _rows(self, records: DataFrame, batch: int) -> DataFrame:
+        return event_rows(self._parsed(records), self._layout.columns, varying(batch).alias("batch"))
 
     def _is_small(self, batch: int) -> bool:
         """Return whether a batch has few records. It is False for a run's first batch, as only the end of a batch is known."""
         before, read = self._read, self._positions.read_up_to(batch)
         self._read = batch, read
         return before is not None and before[0] == batch - 1 and distance(before[1], read) <= _FEW
+
+
+def add_deduplicate(parser: argparse.ArgumentParser) -> None:
+    """Add --deduplicate, which all jobs with a table of events have."""
+    parser.add_argument(
+        "--deduplicate",
+        choices=("restart", "always"),
+        default="restart",
+        help="look up events in the table before appending them: only events that may be read again after a lost checkpoint"
+        " (restart), or all events, for a daemon that delivers at least once (always); default: %(default)s",
+    )

@@ -63,6 +63,9 @@ class AppendRules:
     """Columns by which rows in the same partition of the table are the same event."""
 
 
+USUAL_RULES: Final = AppendRules()
+
+
 class EventTable:
     """Table of events to which the batches of one query at a time are appended."""
 
@@ -74,7 +77,7 @@ class EventTable:
         partition_by: Sequence[str],
         *,
         spaces: str = ".*",
-        rules: AppendRules = AppendRules(),
+        rules: AppendRules = USUAL_RULES,
         properties: Mapping[str, str] | None = None,
     ) -> None:
         """Name the table, and create nothing yet.

@@ -110,17 +110,27 @@ class _Space:
         return self.counted
 
 
+@dataclass(frozen=True)
+class MergeRules:
+    """When spaces are merged, and what a merge does with events that it can't apply."""
+
+    interval_seconds: float = 60.0
+    """Time after which a space is merged again, however few its unmerged events are."""
+    share: float = SHARE
+    min_unmerged: int = MIN_UNMERGED
+    skips_missing_rows: bool = False
+    """Whether an UPDATE whose row isn't known is skipped. Otherwise it is an error."""
+    takes_collated: bool = False
+    """Whether a space whose key has a collation is merged. Otherwise it is an error."""
+
+
 @dataclass
 class Merger:
     """Watermark of a lake, and the state of its spaces' tables, with the steps that advance and merge them."""
 
     lake: Lake
     topics: Topics
-    interval_seconds: float = 60.0
-    skips_missing_rows: bool = False
-    share: float = SHARE
-    min_unmerged: int = MIN_UNMERGED
-    takes_collated: bool = False
+    rules: MergeRules = MergeRules()
     _spaces: dict[str, _Space] = field(default_factory=dict)
     _mark: int = -1
     _published: int = -1
@@ -284,7 +294,7 @@ class Merger:
             self._spaces.pop(space, None)
         for space in {*wanted, *counts, *filter(self._is_chosen, complete)} - self._held(control):
             form = control.forms.at(space, self._mark)
-            if form is not None and form.collated and not self.takes_collated:
+            if form is not None and form.collated and not self.rules.takes_collated:
                 raise _collated(form)
             known = self._spaces.get(space)
             if known is None:
@@ -312,11 +322,11 @@ class Merger:
 
     def _is_due(self, known: _Space, now: float) -> bool:
         waited = now - known.merged_at
-        if waited >= max(self.interval_seconds, _PAUSE * known.took_seconds):
+        if waited >= max(self.rules.interval_seconds, _PAUSE * known.took_seconds):
             return True
-        has_enough = known.unmerged >= self.min_unmerged and known.unmerged >= self.share * known.rows
+        has_enough = known.unmerged >= self.rules.min_unmerged and known.unmerged >= self.rules.share * known.rows
         # Nobody waits for the new form in a backlog, where time is no reason for a merge either.
-        lacks_form = known.has_old_form and self.interval_seconds < math.inf
+        lacks_form = known.has_old_form and self.rules.interval_seconds < math.inf
         return (has_enough or lacks_form) and waited >= known.took_seconds
 
     def _merge_all(self, spaces: Collection[str], up_to: int, forms: Mapping[str, Form] | None = None) -> None:
@@ -352,7 +362,7 @@ class Merger:
         """Put the events up to `up_to` into a space's table. `is_swept` if a sweep has removed rows without events."""
         known = self._spaces[space]
         found = self.lake.space_rows(space, up_to, known.table, form)
-        fails = not self.skips_missing_rows
+        fails = not self.rules.skips_missing_rows
         base, unmerged = found.base, found.unmerged
         is_in_form = base is not None and base.form == form and known.table.has_columns_of_form
         may_merge = is_in_form and not (found.is_truncated or is_swept or known.table.merged < 0)

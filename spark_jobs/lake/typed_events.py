@@ -1,4 +1,4 @@
-"""The tables of `changelog --typed`: events with typed rows, one table per space.
+"""The tables of `changes --typed`, also called `changelog --typed`: events with typed rows, one table per space.
 
 Each table has the changelog's columns. Beside the texts `before` and `after` it has the same rows as typed structs, `old` and
 `new` (field_columns.py). The write that adds the first row of a form also adds the form's new columns.
@@ -23,6 +23,7 @@ from spark_jobs.contract.source import Topics
 from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS, event_rows
+from spark_jobs.lake.control import KINDS
 from spark_jobs.lake.event_table import AppendRules, EventTable, table_is_gone
 from spark_jobs.lake.field_columns import FieldColumns
 from spark_jobs.runner.checkpoint import MadeTables
@@ -61,17 +62,25 @@ class TypedEventsSink(Sink):
         self._made = made
         self._always = always
         self._schema_topic = topics.control("schema")
+        self._control_topics = [topics.control(kind) for kind in KINDS]
         self._read_topic = read_topic or (lambda topic: topics.read(session, topic))
         self._forms = Forms(self._schema_topic, ())
         self._tables: dict[str, TypedEventTable] = {}
         if location.path is not None and tables.is_delta(session, location.path):
             raise JobError(
-                f"{location.path} is a table itself, maybe of a changelog without --typed, and can't contain other tables. "
+                f"{location.path} is a table itself, maybe one of events without --typed, and can't contain other tables. "
                 "Choose another --path and another --checkpoint."
             )
 
+    def tables(self) -> Mapping[str, str]:
+        """See `Sink.tables`. The tables of a catalog have their names already."""
+        if self._location.path is None:
+            return {}
+        return {space: str(self._location.of(space)) for space in self._made.names}
+
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """See `Sink.write`."""
+        records = records.where(~F.col("topic").isin(*self._control_topics))
         rows = event_rows(parse(records, names=self._topics.names), CHANGELOG_COLUMNS).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             forms, lost = self._forms_of(rows)
@@ -186,6 +195,6 @@ class TypedEventTable:
         properties, _ = tables.describe(self._session, self._table)
         if _COLUMNS not in properties:
             raise JobError(
-                f"The table {self._table} isn't one of `changelog --typed`. Choose another --path, or another --table-template."
+                f"The table {self._table} isn't one of events with --typed. Choose another --path, or another --table-template."
             )
         return FieldColumns.from_json(properties[_COLUMNS])

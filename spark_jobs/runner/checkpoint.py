@@ -71,6 +71,11 @@ class MadeTables:
         self._file = _file(session, path, _TABLES_FILE)
         self._names: set[str] = set(_read(session, self._file) or ())
 
+    @property
+    def names(self) -> Collection[str]:
+        """The names of all of them."""
+        return frozenset(self._names)
+
     def __contains__(self, name: str) -> bool:
         """Return whether the table with this name has been made."""
         return name in self._names

@@ -11,12 +11,13 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract.source import Topics
-from spark_jobs.current import CurrentSink, read_current, watermark
+from spark_jobs.current import read_current, watermark
 from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake.base_table import BaseTable
 from spark_jobs.lake.lake import Lake
 from tests.spark.messages import FakeTopics, delete, put, schema, snapshot
+from tests.spark.sinks import current_sink
 
 pytestmark = pytest.mark.spark
 
@@ -80,7 +81,7 @@ def test_no_reader_sees_half_a_transfer(
     ends = {place: len(log) for place, log in topics.messages.items() if not place[0].endswith("schema")}
     # Merges run in a thread of their own, of few changes or many, while others read.
     often = {"interval_seconds": interval_seconds, "share": 0.5, "min_unmerged": 1}
-    sink = CurrentSink(spark, TOPICS, str(tmp_path), topics, is_background=True, **often)  # type: ignore[arg-type]
+    sink = current_sink(spark, TOPICS, str(tmp_path), topics, is_background=True, **often)  # type: ignore[arg-type]
     done, marks, is_torn = dict.fromkeys(ends, 0), [0], False
     batch = 0
     while done != ends:
@@ -97,7 +98,7 @@ def test_no_reader_sees_half_a_transfer(
             assert total(spark, tmp_path, mark) == TOTAL
     sink.close()
     # A run that has nothing left to read merges the rest.
-    CurrentSink(spark, TOPICS, str(tmp_path), topics).write(topics.slice({}), batch, "query")
+    current_sink(spark, TOPICS, str(tmp_path), topics).write(topics.slice({}), batch, "query")
     last = watermark(spark, str(tmp_path))
     assert marks == sorted(marks)
     assert last == 2 * ACCOUNTS + 2 * count
@@ -109,7 +110,7 @@ def test_no_reader_sees_half_a_transfer(
 
 def test_a_snapshot_is_seen_whole_or_not_at_all(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
-    sink = CurrentSink(spark, TOPICS, str(tmp_path), topics)
+    sink = current_sink(spark, TOPICS, str(tmp_path), topics)
 
     def take(batch: int, *messages: Any) -> int:
         records = topics.send(*messages)
@@ -156,5 +157,5 @@ def test_the_watermark_moves_from_one_renaming_to_the_next(
     monkeypatch.setattr(BaseTable, "apply_form_change", apply_and_read)
     records = topics.send(*forms, *rows)
     topics.took(records)
-    CurrentSink(spark, TOPICS, str(tmp_path), topics).write(records, 0, "query")
+    current_sink(spark, TOPICS, str(tmp_path), topics).write(records, 0, "query")
     assert shown == [(1, {"first": 1}), (4, {"second": 4}), (7, {"third": 7})]

@@ -12,7 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs import run
 from spark_jobs.contract.source import Topics
-from spark_jobs.current import CurrentSink, read_current, watermark
+from spark_jobs.current import read_current
+from spark_jobs.current.job import CurrentSink
 from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake import current_rows, few_events
@@ -32,6 +33,7 @@ from tests.spark.messages import (
     update,
     upsert,
 )
+from tests.spark.sinks import current_sink
 
 pytestmark = pytest.mark.spark
 
@@ -55,7 +57,7 @@ class Job:
         sink, self._sink = self._sink, None
         if sink is None or options:
             # A few changes are enough to be merged.
-            sink = CurrentSink(self.session, TOPICS, str(self.path), self.topics, **{"share": 0.2, "min_unmerged": 1, **options})
+            sink = current_sink(self.session, TOPICS, str(self.path), self.topics, **{"share": 0.2, "min_unmerged": 1, **options})
         sink.write(records, self.batch, "query")
         self._sink = sink if self.batch % 2 and not options else None
 
@@ -265,7 +267,7 @@ def test_a_snapshot_that_names_what_is_gone_sweeps_nothing(job: Job) -> None:
 def test_an_update_without_its_row_is_an_error_with_a_remedy(job: Job) -> None:
     batch = job.topics.send(schema(0), update(1, plus(1), 7), put("c", {"id": 2}, 8))
     job.topics.took(batch)
-    sink = CurrentSink(job.session, TOPICS, str(job.path), job.topics, is_background=True, interval_seconds=0)
+    sink = current_sink(job.session, TOPICS, str(job.path), job.topics, is_background=True, interval_seconds=0)
     sink.write(batch, 0, "query")
     for told in (sink.close, sink.check):  # by the end of the thread that merges, and by what asks for it until then
         with pytest.raises(JobError) as raised:

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import redis
 from pymemcache import Client as MemcachedClient
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from cdc.local.opensearch import OpenSearch
 from spark_jobs import run
 from spark_jobs.contract.source import Topics
-from spark_jobs.current import CurrentSink, read_current
+from spark_jobs.current import read_current
 from spark_jobs.delta import state_files, tables
 from spark_jobs.errors import JobError
 from spark_jobs.feeds.cache_invalidation import InvalidationSink
@@ -33,12 +33,12 @@ from spark_jobs.feeds.made_indexes import NoNotes
 from spark_jobs.feeds.opensearch import Address, Indexes, Writer
 from spark_jobs.history.job import HistorySink
 from spark_jobs.history.store import History
-from spark_jobs.lake.changelog import ChangelogSink
 from spark_jobs.lake.changes import ChangesSink
 from spark_jobs.materialize.job import MaterializeSink
 from spark_jobs.runner.job import Sink
 from tests.spark.histories import Story, ends_of_batch
 from tests.spark.messages import PREFIX, FakeTopics
+from tests.spark.sinks import changelog_sink, current_sink
 
 pytestmark = [pytest.mark.spark, pytest.mark.soak]
 
@@ -200,13 +200,6 @@ def test_search_index_has_the_rows_or_ends(spark: SparkSession, opensearch: Open
     assert rows == story.fold()
 
 
-class SpacesOnly(ChangelogSink):
-    """The changelog job subscribes to the spaces' topics alone."""
-
-    def write(self, records: DataFrame, batch: int, query: str) -> None:
-        super().write(records.where(f"topic <> '{PREFIX}.schema'"), batch, query)
-
-
 @pytest.mark.parametrize("job", ["changes", "changelog"])
 @pytest.mark.parametrize("number", range(STORIES))
 def test_a_table_of_events_has_each_once(spark: SparkSession, tmp_path: Path, seed: int, number: int, job: str) -> None:
@@ -217,7 +210,7 @@ def test_a_table_of_events_has_each_once(spark: SparkSession, tmp_path: Path, se
     def started() -> Sink:
         if job == "changes":
             return ChangesSink(spark, Topics("k", PREFIX), path, topics)
-        return SpacesOnly(spark, path, PREFIX)
+        return changelog_sink(spark, path, PREFIX)
 
     lead(random_, topics, story, started, _TABLES)
     found = spark.read.format("delta").load(path).select("seq", "op", "before", "after").orderBy("seq").collect()
@@ -232,7 +225,7 @@ def test_current_has_the_rows(spark: SparkSession, tmp_path: Path, seed: int, nu
 
     def started() -> Sink:
         share = random_.choice((0.0, 0.5, 100.0))
-        return CurrentSink(spark, Topics("k", PREFIX), path, topics, share=share, min_unmerged=1)
+        return current_sink(spark, Topics("k", PREFIX), path, topics, share=share, min_unmerged=1)
 
     lead(random_, topics, story, started, _TABLES)
     rows = read_current(spark, f"{path}/{story.space}").select(*story.names).collect()

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.contract.forms import META_COLUMNS, Field, Form, same_name
 from spark_jobs.contract.source import Topics
-from spark_jobs.current import CurrentSink, read_current
+from spark_jobs.current import read_current
 from spark_jobs.delta import tables
 from spark_jobs.history.job import HistorySink, rows_as_of
 from spark_jobs.lake.field_columns import FieldColumns
@@ -19,6 +19,7 @@ from spark_jobs.lake.lake import Lake
 from spark_jobs.lake.typed_events import TypedEventsSink
 from spark_jobs.runner.checkpoint import MadeTables
 from tests.spark.messages import FakeTopics, delete, put, schema, snapshot
+from tests.spark.sinks import current_sink
 
 pytestmark = pytest.mark.spark
 
@@ -171,7 +172,7 @@ def test_each_field_has_a_column_that_sql_and_parquet_can_have() -> None:
 
 def test_current_merges_sweeps_and_shows_all_names(spark: SparkSession, tmp_path: Path) -> None:
     topics, path = FakeTopics(spark), str(tmp_path / "lake")
-    sink = CurrentSink(spark, TOPICS, path, topics, share=0.0, min_unmerged=1)
+    sink = current_sink(spark, TOPICS, path, topics, share=0.0, min_unmerged=1)
     columns = list(FORM.column_names())
     table = f"{path}/users"
     state = {number: row(number) for number in range(1, ROWS + 1)}

@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 from spark_jobs import sequence
 from spark_jobs.contract.source import Topics
-from spark_jobs.current import CurrentSink
 from tests.spark.messages import FakeTopics, delete, put, schema
+from tests.spark.sinks import current_sink
 
 pytestmark = pytest.mark.spark
 
@@ -21,7 +21,7 @@ def test_the_first_that_fails_ends_the_sequence(spark: SparkSession, tmp_path: P
     topics = FakeTopics(spark)
     row = {"id": 1, "name": "a"}
     topics.took(records := topics.send(schema(6), put("c", row, 7), put("c", {"id": 2}, 8), delete(2, 9)))
-    CurrentSink(spark, Topics("nowhere:9092", "shop"), str(tmp_path), topics).write(records, 0, "query")
+    current_sink(spark, Topics("nowhere:9092", "shop"), str(tmp_path), topics).write(records, 0, "query")
     assert sequence.main(["show", path, "then", "show", missing, "then", "show", path]) == 1
     shown = capsys.readouterr()
     row, done = map(json.loads, shown.out.splitlines())

@@ -19,12 +19,13 @@ from spark_jobs.contract.field_types import EXACT, NUMERIC, value_of
 from spark_jobs.contract.forms import Field, Form
 from spark_jobs.contract.row_texts import typed
 from spark_jobs.contract.source import Topics
-from spark_jobs.current import CurrentSink, read_current
+from spark_jobs.current import read_current
 from spark_jobs.delta import tables
 from spark_jobs.history.intervals import META_COLUMNS, shown
 from spark_jobs.history.job import HistorySink
 from spark_jobs.lake.field_columns import FieldColumns
 from tests.spark.messages import FakeTopics, Message, put, schema
+from tests.spark.sinks import current_sink
 
 pytestmark = pytest.mark.spark
 
@@ -136,7 +137,7 @@ def test_tables_of_an_earlier_version_get_the_columns(
     def process(batch: int, *messages: Message) -> None:
         records = topics.send(*messages)
         topics.took(records)
-        current = CurrentSink(spark, place, str(tmp_path / "current"), topics, share=0.0, min_unmerged=1)
+        current = current_sink(spark, place, str(tmp_path / "current"), topics, share=0.0, min_unmerged=1)
         current.write(records, batch, "query")
         current.finish()
         HistorySink(spark, place, str(tmp_path / "history"), publish_every=1).write(records, batch, "query")

@@ -13,8 +13,8 @@ from spark_jobs.contract.envelope import parse
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS, event_rows
-from spark_jobs.lake.changelog import ChangelogSink
 from tests.spark.messages import FakeTopics, delete, golden, put, truncate, update
+from tests.spark.sinks import changelog_sink
 
 pytestmark = pytest.mark.spark
 
@@ -28,7 +28,7 @@ def stored(spark: SparkSession, path: Path) -> list[Row]:
 
 def test_every_event_becomes_one_row(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
-    ChangelogSink(spark, str(tmp_path), "shop").write(topics.send(*FIRST, *SECOND), 0, "query")
+    changelog_sink(spark, str(tmp_path), "shop").write(topics.send(*FIRST, *SECOND), 0, "query")
     rows = stored(spark, tmp_path)
     assert [(row["seq"], row["op"], row["key"]) for row in rows] == [
         (1, "r", '{"id":1}'),
@@ -74,16 +74,16 @@ def test_a_batch_that_comes_again_changes_nothing(spark: SparkSession, tmp_path:
     for batch, records in enumerate((first, second)):
         for _ in range(2):
             # As after a crash between the table's commit and the checkpoint's: a new process, the same query and batch.
-            ChangelogSink(spark, str(tmp_path), "shop").write(records, batch, "query")
+            changelog_sink(spark, str(tmp_path), "shop").write(records, batch, "query")
     assert [row["seq"] for row in stored(spark, tmp_path)] == [1, 2, 3, 4, 5]
 
 
 def test_a_lost_checkpoint_repeats_nothing_and_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
-    ChangelogSink(spark, str(tmp_path), "shop").write(topics.send(*FIRST), 0, "query")
+    changelog_sink(spark, str(tmp_path), "shop").write(topics.send(*FIRST), 0, "query")
     topics.send(*SECOND)
     everything = topics.read("shop.users")
-    sink = ChangelogSink(spark, str(tmp_path), "shop")
+    sink = changelog_sink(spark, str(tmp_path), "shop")
     sink.write(everything, 0, "another query")
     sink.write(topics.send(put("c", {"id": 3}, 6)), 1, "another query")
     assert [row["seq"] for row in stored(spark, tmp_path)] == [1, 2, 3, 4, 5, 6]
@@ -92,13 +92,15 @@ def test_a_lost_checkpoint_repeats_nothing_and_loses_nothing(spark: SparkSession
 def test_a_lost_table_whose_checkpoint_is_there_is_told_of(spark: SparkSession, tmp_path: Path) -> None:
     later = FakeTopics(spark).send(*SECOND)
     with pytest.raises(JobError, match=r"is gone, but earlier batches of this checkpoint"):
-        ChangelogSink(spark, str(tmp_path), "shop").write(later, 1, "query")
+        changelog_sink(spark, str(tmp_path), "shop").write(later, 1, "query")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_of_two_jobs_with_the_same_events_the_first_ends_and_none_is_there_twice(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
-    former, later, other = (ChangelogSink(spark, str(tmp_path), "shop", spaces=spaces) for spaces in ("users", "users", "orders"))
+    former, later, other = (
+        changelog_sink(spark, str(tmp_path), "shop", spaces=spaces) for spaces in ("users", "users", "orders")
+    )
     first, second = topics.send(*FIRST), topics.send(*SECOND)
     for sink, query in ((former, "former"), (later, "later")):
         sink.write(first, 0, query)
@@ -112,7 +114,7 @@ def test_of_two_jobs_with_the_same_events_the_first_ends_and_none_is_there_twice
 
 def test_events_that_the_stream_itself_repeats_are_found_when_asked_for(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
-    sink = ChangelogSink(spark, str(tmp_path), "shop", always=True)
+    sink = changelog_sink(spark, str(tmp_path), "shop", always=True)
     sink.write(topics.send(*FIRST, FIRST[0]), 0, "query")
     sink.write(topics.send(FIRST[1], *SECOND), 1, "query")
     assert [row["seq"] for row in stored(spark, tmp_path)] == [1, 2, 3, 4, 5]
@@ -121,22 +123,22 @@ def test_events_that_the_stream_itself_repeats_are_found_when_asked_for(spark: S
 def test_golden_messages_are_taken(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
     names = ("r", "c", "u-replace", "u-patch", "u-upsert", "d-and-tombstone", "t")
-    ChangelogSink(spark, str(tmp_path), "shop").write(topics.send(*(m for name in names for m in golden(name))), 0, "query")
+    changelog_sink(spark, str(tmp_path), "shop").write(topics.send(*(m for name in names for m in golden(name))), 0, "query")
     assert [row["op"] for row in stored(spark, tmp_path)] == ["r", "c", "u", "u", "u", "d", "t"]
 
 
 def test_a_table_is_of_one_daemon(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
-    ChangelogSink(spark, str(tmp_path), "shop").write(topics.send(*FIRST), 0, "query")
+    changelog_sink(spark, str(tmp_path), "shop").write(topics.send(*FIRST), 0, "query")
     with pytest.raises(JobError, match="'shop'"):
-        ChangelogSink(spark, str(tmp_path), "market").write(topics.send(*FIRST), 0, "query")
+        changelog_sink(spark, str(tmp_path), "market").write(topics.send(*FIRST), 0, "query")
 
 
 def test_spaces_of_any_name_are_inside_the_table(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "in" / "changelog"
     names = ["..", "a/b", "a_b", "users=1", "я" * 100]
     messages = [put("c", {"id": seq}, seq, space=name, space_id=600 + seq) for seq, name in enumerate(names, 1)]
-    ChangelogSink(spark, str(path), "shop").write(FakeTopics(spark).send(*messages), 0, "query")
+    changelog_sink(spark, str(path), "shop").write(FakeTopics(spark).send(*messages), 0, "query")
     assert [row["space"] for row in stored(spark, path)] == names
     assert list(tmp_path.iterdir()) == [path.parent]
     assert list(path.parent.iterdir()) == [path]

@@ -12,7 +12,7 @@ from spark_jobs.contract.source import Topics
 from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake.change_rows import CHANGES_COLUMNS
-from spark_jobs.lake.changes import ChangesSink
+from spark_jobs.lake.changes import CHANGES_BY_DATE, ChangesSink
 from spark_jobs.lake.control import ControlTable
 from tests.spark.messages import FakeTopics, Message, golden, put, schema, snapshot, truncate, update
 
@@ -55,7 +55,7 @@ def test_every_event_becomes_one_row_whatever_is_repeated(spark: SparkSession, t
 def test_golden_messages_are_kept_to_the_byte_by_day_if_wanted(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
     messages = [message for name in ("r", "c", "u-replace", "u-patch", "u-upsert", "d-and-tombstone") for message in golden(name)]
-    ChangesSink(spark, TOPICS, str(tmp_path), topics, by_date=True).write(topics.send(*messages), 0, "query")
+    ChangesSink(spark, TOPICS, str(tmp_path), topics, layout=CHANGES_BY_DATE).write(topics.send(*messages), 0, "query")
     rows = tables.read(spark, str(tmp_path)).collect()
     published = [message.value for message in messages if message.value is not None]
     assert len(rows) == len(published)

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_jobs import run
 from spark_jobs.contract.forms import META_COLUMNS
 from spark_jobs.contract.source import Topics
-from spark_jobs.current import CurrentSink, read_current
+from spark_jobs.current import read_current
 from spark_jobs.delta import tables
 from spark_jobs.delta.tables import Location
 from spark_jobs.errors import JobError
@@ -27,6 +27,7 @@ from spark_jobs.lake.fresh_views import FreshViews
 from spark_jobs.lake.lake import Lake, lake_folder
 from spark_jobs.runner.registered import Names
 from tests.spark.messages import COLUMNS, FakeTopics, Message, delete, event, put, schema, snapshot, truncate, update
+from tests.spark.sinks import current_sink
 
 pytestmark = pytest.mark.spark
 
@@ -63,7 +64,7 @@ class Job:
         """Give records to a new process of the job."""
         self.topics.took(batch)
         self.batch += 1
-        sink = CurrentSink(self.session, TOPICS, self.path, self.topics, is_background=not merges, views=self.views)
+        sink = current_sink(self.session, TOPICS, self.path, self.topics, is_background=not merges, views=self.views)
         sink.write(batch, self.batch, "query")
         sink.close()
         sink.check()
@@ -385,7 +386,7 @@ def test_a_view_that_needs_removed_events_is_an_error_until_it_is_renewed(spark:
         with pytest.raises(Py4JJavaError, match="This view is out of date: `maintain` has removed events"):
             spark.table("cdc.shop_users_fresh").collect()
     # A process with views makes it again when it starts, even if no batch comes.
-    sink = CurrentSink(spark, TOPICS, job.path, job.topics, is_background=True, views=views)
+    sink = current_sink(spark, TOPICS, job.path, job.topics, is_background=True, views=views)
     sink.check()
     sink.close()
     assert spark.table("cdc.shop_users_fresh").count() == 1

@@ -13,12 +13,14 @@ from pyspark.sql import SparkSession
 
 from spark_jobs import run
 from spark_jobs.contract.source import Topics
-from spark_jobs.current import CurrentSink, read_current
+from spark_jobs.current import read_current
+from spark_jobs.current.job import CurrentSink
 from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake.changes import ChangesSink
 from spark_jobs.lake.forgotten import ForgottenTable
 from tests.spark.messages import FakeTopics, put, schema
+from tests.spark.sinks import current_sink
 
 pytestmark = pytest.mark.spark
 
@@ -115,7 +117,7 @@ def test_a_space_that_is_read_later_is_merged_when_all_its_events_have_been_read
 
     def process(batch: int, records: Any, spaces: str) -> CurrentSink:
         topics.took(records)
-        sink = CurrentSink(spark, Topics("nowhere:9092", "shop", spaces=spaces), path, topics, share=0.0, min_unmerged=1)
+        sink = current_sink(spark, Topics("nowhere:9092", "shop", spaces=spaces), path, topics, share=0.0, min_unmerged=1)
         sink.write(records, batch, "query")
         return sink
 
@@ -139,7 +141,7 @@ def _process(spark: SparkSession, topics: FakeTopics, path: str, batch: int, *me
     """Let a new job process a batch, merge all of it, and end."""
     records = topics.send(*messages)
     topics.took(records)
-    sink = CurrentSink(spark, TOPICS, path, topics, share=0.0, min_unmerged=1)
+    sink = current_sink(spark, TOPICS, path, topics, share=0.0, min_unmerged=1)
     sink.write(records, batch, "query")
     sink.finish()
 
@@ -158,7 +160,7 @@ def test_a_table_that_is_gone_is_made_again_only_from_all_its_events(spark: Spar
         process(2, *puts(8, 8))
     shutil.rmtree(f"{path}/_changes")
     with pytest.raises(JobError, match="_changes is gone, but earlier batches"):
-        CurrentSink(spark, TOPICS, path, topics).finish()
+        current_sink(spark, TOPICS, path, topics).finish()
 
 
 def test_an_older_copy_of_the_checkpoint_or_of_the_table_is_refused(spark: SparkSession, tmp_path: Path) -> None:

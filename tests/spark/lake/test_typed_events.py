@@ -17,11 +17,11 @@ from spark_jobs.delta import tables
 from spark_jobs.delta.tables import Location
 from spark_jobs.errors import JobError
 from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS
-from spark_jobs.lake.changelog import ChangelogSink
 from spark_jobs.lake.typed_events import TypedEventsSink
 from spark_jobs.runner.checkpoint import MadeTables, claim
 from spark_jobs.runner.dead_letters import DeadLetterTable
-from tests.spark.messages import PREFIX, FakeTopics, delete, event, put, schema, truncate, update
+from tests.spark.messages import PREFIX, FakeTopics, delete, event, put, schema, snapshot, truncate, update
+from tests.spark.sinks import changelog_sink
 
 pytestmark = pytest.mark.spark
 
@@ -129,8 +129,8 @@ def test_rows_of_a_form_that_was_removed_end_the_job_or_are_kept_apart(spark: Sp
 def test_a_table_of_another_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
     untyped = tmp_path / "users"
-    ChangelogSink(spark, str(untyped), PREFIX).write(topics.send(put("c", {"id": 1}, 1)), 0, "query")
-    with pytest.raises(JobError, match="isn't one of `changelog --typed`"):
+    changelog_sink(spark, str(untyped), PREFIX).write(topics.send(put("c", {"id": 1}, 1)), 0, "query")
+    with pytest.raises(JobError, match="isn't one of events with --typed"):
         sink(spark, tmp_path, topics).write(topics.send(truncate(2)), 0, "query")
     with pytest.raises(JobError, match="is a table itself"):
         sink(spark, untyped, topics)
@@ -149,6 +149,28 @@ def test_a_table_that_is_gone_is_not_made_anew_and_one_of_a_new_space_is(spark: 
             process.write(again, 1, "query")
     assert not (lake / "users").exists()
     assert [row["seq"] for row in stored(spark, lake / "orders")] == [3]
+
+
+def test_changes_and_changelog_are_one_job_with_two_names(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`changes` gets the control records, too, and its tables get names in a catalog by the program."""
+    topics = FakeTopics(spark)
+    monkeypatch.setattr(Topics, "read", lambda _, __, topic: topics.read(topic))
+    records = topics.send(schema(0), put("c", {"id": 1, "name": "a"}, 1), snapshot("COMPLETED", 1))
+    found = {}
+    for name in ("changes", "changelog"):
+        path = tables.qualified(spark, str(tmp_path / name))
+        arguments = ["--bootstrap-servers", "k:1", "--prefix", PREFIX, "--checkpoint", f"{path}-checkpoint", "--path", path]
+        options = run.parse_options(name, [*arguments, "--typed"])
+        run.locate(spark, options)
+        made = run.JOBS[name].sink(spark, Topics("k", PREFIX), options)
+        assert made.tables() == {}
+        made.write(records, 0, "query")
+        assert made.tables() == {"users": f"{path}/users"}
+        found[name] = [row.asDict() for row in stored(spark, tmp_path / name / "users")]
+    assert found["changes"] == found["changelog"]
+    assert [(row["seq"], row["new"]["name"]) for row in found["changes"]] == [(1, "a")]
 
 
 def test_the_tables_may_be_those_of_a_catalog(spark: SparkSession, tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from pyspark.sql import SparkSession
 from spark_jobs import run
 from spark_jobs.contract.envelope import with_fault_column
 from spark_jobs.errors import JobError, operator_message
-from spark_jobs.lake.changelog import ChangelogSink
 from spark_jobs.runner.dead_letters import DeadLetterTable
 from spark_jobs.runner.job import REFUSED_SCHEMA, FailAtOnce
 from tests.spark.messages import FakeTopics, Message, put, schema, snapshot
+from tests.spark.sinks import changelog_sink
 
 pytestmark = pytest.mark.spark
 
@@ -30,11 +30,11 @@ def test_a_record_that_is_no_event_is_kept_and_the_rest_is_written(spark: SparkS
     table, letters = str(tmp_path / "changelog"), str(tmp_path / "letters")
 
     with pytest.raises((PySparkException, Py4JJavaError)) as raised:
-        run.feed(ChangelogSink(spark, table, "shop"), batch, 0, "query", [])
+        run.feed(changelog_sink(spark, table, "shop"), batch, 0, "query", [])
     assert "holds something that is no change event: " in operator_message(raised.value)
 
     for query in ("query", "query", "after the checkpoint was lost"):
-        sink = ChangelogSink(spark, table, "shop")
+        sink = changelog_sink(spark, table, "shop")
         sink.dead_letters = DeadLetterTable(spark, letters, "changelog")
         run.feed(sink, batch, 0, query, [])
     assert sorted(row["seq"] for row in spark.read.format("delta").load(table).collect()) == [1, 2]
@@ -55,7 +55,7 @@ def test_control_records_are_no_dead_letters(spark: SparkSession) -> None:
 
 
 def test_another_error_ends_the_job_as_ever(spark: SparkSession, tmp_path: Path) -> None:
-    sink = ChangelogSink(spark, str(tmp_path / "changelog"), "shop")
+    sink = changelog_sink(spark, str(tmp_path / "changelog"), "shop")
     sink.dead_letters = DeadLetterTable(spark, str(tmp_path / "letters"), "changelog")
     with pytest.raises(PySparkException, match="seq"):
         run.feed(sink, FakeTopics(spark).send(put("c", {"id": 1}, 1)).drop("value").selectExpr("*", "seq as value"), 0, "q", [])

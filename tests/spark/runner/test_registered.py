@@ -9,12 +9,13 @@ from pyspark.sql import SparkSession
 
 from spark_jobs import run
 from spark_jobs.contract.source import Topics
-from spark_jobs.current import CurrentSink, read_current
+from spark_jobs.current import read_current
 from spark_jobs.delta import tables
 from spark_jobs.delta.tables import Location
 from spark_jobs.errors import JobError
 from spark_jobs.runner.registered import Names
 from tests.spark.messages import PREFIX, FakeTopics, put, schema
+from tests.spark.sinks import current_sink
 
 pytestmark = pytest.mark.spark
 
@@ -40,7 +41,7 @@ def test_every_job_with_tables_takes_a_catalog(spark: SparkSession, lake: str) -
 
 def test_tables_get_their_names_once_they_are_made(spark: SparkSession, lake: str) -> None:
     topics, path = FakeTopics(spark), f"{lake}/tarantool-cdc/shop/current"
-    sink = CurrentSink(spark, Topics("k", PREFIX), path, topics)
+    sink = current_sink(spark, Topics("k", PREFIX), path, topics)
     names = Names(spark, Location(schema=LAKE, prefix=PREFIX, template="{prefix}_{table}_now"))
     names.give(sink.tables())
     assert spark.sql("SHOW TABLES IN lake_2").collect() == []

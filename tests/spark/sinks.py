@@ -1,0 +1,46 @@
+"""Sinks as the jobs make them from their options, for tests with topics in memory."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.contract.source import Topics
+from spark_jobs.current.job import CurrentSink
+from spark_jobs.delta.tables import Table
+from spark_jobs.lake.changes import CHANGELOG, ChangesSink, EventsSink
+from spark_jobs.lake.event_table import AppendRules
+from spark_jobs.lake.fresh_views import FreshViews
+from spark_jobs.lake.lake import Lake
+from spark_jobs.lake.merger import SHARE, SHARE_OF_BACKLOG, MergeRules
+from spark_jobs.lake.positions import Positions
+
+
+def changelog_sink(
+    session: SparkSession, path: Table, prefix: str = "shop", *, spaces: str = ".*", always: bool = False
+) -> EventsSink:
+    """The sink of `changelog`."""
+    rules = AppendRules(looks_for_all=always)
+    return EventsSink(session, Topics("k", prefix, spaces=spaces), path, layout=CHANGELOG, rules=rules)
+
+
+def current_sink(
+    session: SparkSession,
+    topics: Topics,
+    path: str,
+    positions: Positions,
+    *,
+    changes_path: str | None = None,
+    is_background: bool = False,
+    views: FreshViews | None = None,
+    **rules: Any,
+) -> CurrentSink:
+    """The sink of `current`: with a thread of its own for the merges, or as with --available-now."""
+    lake = Lake(session, path, changes_path)
+    lake.check_changes(changes_path)
+    changes = None if changes_path is not None else ChangesSink(session, topics, lake.changes_path, positions)
+    when = {"share": SHARE} if is_background else {"share": SHARE_OF_BACKLOG, "interval_seconds": math.inf}
+    merging = MergeRules(**{**when, **rules})
+    return CurrentSink(lake, topics, positions, merging, changes=changes, is_background=is_background, views=views)
