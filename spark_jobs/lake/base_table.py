@@ -27,6 +27,7 @@ from spark_jobs.contract.row_texts import typed
 from spark_jobs.delta import delta_log, tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake.current_rows import META_SCHEMA, Base
+from spark_jobs.lake.seqs import check_merged
 
 _FORM: Final = "tarantool_cdc.form"
 _PREFIX: Final = "tarantool_cdc.prefix"
@@ -142,6 +143,7 @@ class BaseTable:
 
     def replace(self, rows: DataFrame, form: Form, merged: int) -> None:
         """Replace all rows with these, the rows as of the seq `merged`."""
+        check_merged(self.merged, merged)
         self._overwrite(rows, form, _MERGED, merged)
 
     def merge(self, newest: DataFrame, merged: int) -> bool:
@@ -149,6 +151,7 @@ class BaseTable:
 
         Returns False if Delta can't, because a column has a name that MERGE uses itself. Nothing has changed then.
         """
+        check_merged(self.merged, merged)
         # The transaction number of a MERGE is a setting of the session, so each table has its own session.
         self._own_session = self._own_session or self._session.newSession()
         self._own_session.conf.set(_TRANSACTION_NAME, _MERGED)
@@ -159,6 +162,7 @@ class BaseTable:
 
     def advance(self, merged: int) -> None:
         """Record that the rows haven't changed up to the seq `merged`."""
+        check_merged(self.merged, merged)
         empty = tables.read(self._session, self.path).limit(0)
         tables.append_once(empty, self.path, partition_by=(), application=_MERGED, batch=merged)
         self.refresh()

@@ -31,6 +31,7 @@ from spark_jobs.lake.current_rows import Base, Unmerged, above, current_rows
 from spark_jobs.lake.forgotten import ForgottenTable
 from spark_jobs.lake.fresh_view import FreshView
 from spark_jobs.lake.late_topics import LateTopics
+from spark_jobs.lake.seqs import check_read, forgettable
 
 CHANGES: Final = "_changes"
 _WATERMARK: Final = "_watermark"
@@ -108,7 +109,7 @@ class Lake:
         """
         mark = self.watermark()
         names = self.control_table.read().forms.names()
-        return {space: seq for space in names if (seq := min(mark, self.table(space).merged_at(seconds))) >= 0}
+        return {space: seq for space in names if (seq := forgettable(self.table(space).merged_at(seconds), mark)) >= 0}
 
     def has_watermark(self) -> bool:
         """Return whether a watermark is published."""
@@ -166,7 +167,7 @@ class Lake:
 
     def check_complete(self, space: str) -> None:
         """Raise JobError if a space's table can't be made from the events that are still there."""
-        removed = -1 if self.forgotten_table is None else self.forgotten_table.seqs().get(space, -1)
+        removed = self._forgotten(space)
         if removed >= 0:
             raise JobError(
                 f"The table of the space {space!r}, {self.table_path(space)}, is gone, and can't be made again: `maintain` has"
@@ -174,12 +175,15 @@ class Lake:
                 " start with a new --path and an empty --checkpoint."
             )
 
-    def _check_unmerged(self, space: str, up_to: int | None, merged: int, newest: int) -> None:
+    def _forgotten(self, space: str) -> int:
+        """Return the seq up to which `maintain` has removed a space's events; -1 if it has removed none."""
+        return -1 if self.forgotten_table is None else self.forgotten_table.seqs().get(space, -1)
+
+    def _check_unmerged(self, space: str, up_to: int | None, removed: int, merged: int, newest: int) -> None:
         """Raise JobError if events after the seq `merged`, up to which a version of a space's table has them, were removed.
 
-        `newest` is that seq of the table's newest version.
+        `newest` is that seq of the table's newest version, `removed` the one up to which events were removed.
         """
-        removed = -1 if self.forgotten_table is None else self.forgotten_table.seqs().get(space, -1)
         if removed > newest:
             raise JobError(
                 f"The table of the space {space!r}, {self.table_path(space)}, lacks events up to seq {removed}, which `maintain`"
@@ -205,14 +209,17 @@ class Lake:
                 " watermark yet. Read it without --as-of, or later."
             )
         # The order of these reads matters. Whatever is written meanwhile, the space's table has the events that this version of
-        # the table of events lacks, and the control table has the forms of both.
+        # the table of events lacks, and the control table has the forms of both. What `maintain` has removed from that version is
+        # recorded before; what it removes later is no matter.
         version = self._changes_version()
+        removed = self._forgotten(space)
         newest = table or self.table(space)
         table = newest if up_to is None else newest.as_of(up_to)
-        self._check_unmerged(space, up_to, table.merged, newest.merged)
+        self._check_unmerged(space, up_to, removed, table.merged, newest.merged)
         control = self.control_table.read()
         # Also for earlier rows, the table's newest version shows which changes of names and keys have been applied.
         known, bound = self.form_at(space, LAST if up_to is None else up_to, newest)
+        check_read(removed, table.merged, bound)
         form = form or known
         base = table.base()
         swept = control.swept(form.space_id, bound)

@@ -39,6 +39,7 @@ from spark_jobs.lake.event_table import table_is_gone
 from spark_jobs.lake.lake import LAST, Lake
 from spark_jobs.lake.late_topics import LateTopics, Place
 from spark_jobs.lake.positions import Positions
+from spark_jobs.lake.seqs import LakeSeqs
 from spark_jobs.lake.watermark import Ends, EventsAfterMark, advance, bitmaps, covers, ends_without_records, last_end
 
 SHARE: Final = 0.5
@@ -132,8 +133,8 @@ class Merger:
     topics: Topics
     rules: MergeRules = MergeRules()
     _spaces: dict[str, _Space] = field(default_factory=dict)
-    _mark: int = -1
-    _published: int = -1
+    _seqs: LakeSeqs | None = None
+    """None until the first step has found events."""
     _behind: EventsAfterMark = field(default_factory=EventsAfterMark)
     _batch: int = -1
     _ends: dict[int, int] = field(default_factory=dict)
@@ -147,6 +148,15 @@ class Merger:
     _topics: LateTopics | None = None
     _blocked: set[str] = field(default_factory=set)
     """Spaces that aren't merged: those of late topics, and those whose changes of name or key wait for these."""
+
+    @property
+    def _known_seqs(self) -> LakeSeqs:
+        assert self._seqs is not None
+        return self._seqs
+
+    @property
+    def _mark(self) -> int:
+        return self._known_seqs.mark
 
     def tables(self) -> Mapping[str, BaseTable]:
         """Return the tables of the spaces, by space."""
@@ -200,10 +210,8 @@ class Merger:
             return None
         # Control records that arrived after the evidence don't count, because their events may be missing.
         control = self.lake.control_table.read() if evidence is None else evidence.control
-        if self._mark < 0:
-            # Events are merged only up to the published watermark, so an earlier run has merged none after it.
-            self._published = self.lake.watermark() if self.lake.has_watermark() else -1
-            self._mark = max(self._published, 0)
+        if self._seqs is None:
+            self._seqs = LakeSeqs(self.lake.watermark() if self.lake.has_watermark() else -1)
         complete = set() if evidence is None else self._note_topics(evidence)
         fresh = events.where(F.col("seq") > self._mark)
         if evidence is not None and is_next:
@@ -222,10 +230,10 @@ class Merger:
         former = self._topics or self.lake.late_topics()
         if former is None:
             # The topics of the batch before this run's first one are the known ones.
-            read = (evidence.before if self._published >= 0 else {}) or evidence.read
+            read = (evidence.before if self._known_seqs.published >= 0 else {}) or evidence.read
             former = LateTopics.first(self.topics.prefix, read)
         noted, complete = former.after(evidence.read, evidence.ends)
-        if noted != self._topics and self._published >= 0:
+        if noted != self._topics and self._known_seqs.published >= 0:
             self.lake.note_topics(noted)
         self._topics = noted
         return complete
@@ -252,9 +260,8 @@ class Merger:
 
     def _publish(self, mark: int) -> None:
         """Publish a watermark, unless a later one is published."""
-        if mark > self._published:
+        if self._known_seqs.publish(mark):
             self.lake.publish(mark, self._topics)
-            self._published = mark
 
     def _advance(self, control: Control, evidence: Evidence | None) -> bool:
         """Raise the watermark, and return whether all topics have been read to their ends."""
@@ -275,7 +282,8 @@ class Merger:
             print(_RECORDS_LOST.format(prefix=self.topics.prefix, seq=lost[-1]), file=sys.stderr, flush=True)
         completed += lost
         if found.after == self._mark or complete_up_to >= found.after:
-            self._mark = max(self._mark, advance(found, completed, complete_up_to, is_all=is_quiet))
+            mark = advance(found, completed, complete_up_to, is_all=is_quiet)
+            self._known_seqs.advance(mark, max(found.last, complete_up_to))
         passed = {changes[0][1].seq for changes in control.forms.identity_changes()}
         self._ends = {seq: last_end(found, completed, seq - 1) for seq in passed if found.after < seq <= self._mark}
         return is_quiet
@@ -340,6 +348,7 @@ class Merger:
 
     def _merge(self, space: str, up_to: int, form: Form | None) -> None:
         """Merge a space up to an event. All events up to it must be complete."""
+        self._known_seqs.check_merge(up_to)
         self.lake.session.sparkContext.setLocalProperty("spark.scheduler.pool", "merge")
         known = self._spaces[space]
         started = time.monotonic()

@@ -32,6 +32,10 @@ class Order:
     newest: int = _NONE
     known: Mapping[Partition, int] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Assert the order: what hasn't been read can't be complete."""
+        assert self.complete <= self.newest, f"{self.complete} is complete, beyond all events, which end at {self.newest}"
+
     def after(self, found: Mapping[Partition, int], read_up_to: Mapping[Partition, int], ends: Mapping[Partition, int]) -> Order:
         """Return the state after another batch.
 
