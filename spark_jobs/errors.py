@@ -67,6 +67,12 @@ _MEANINGS: Final = tuple(
             "another place (--path, --catalog, --dead-letters), or undo the change.",
         ),
         (
+            r"FILE_NOT_EXIST|DELTA_FILE_NOT_FOUND|DELTA_CHANGE_DATA_FILE_NOT_FOUND",
+            "A file of a table is gone: `maintain` or VACUUM has removed it while it was still needed. Try again, and let"
+            " --vacuum-hours be longer than any read takes. A view is made again when the job `current` starts with --catalog."
+            " If the file is gone then, too, put it back.",
+        ),
+        (
             r"SessionHiveMetaStoreClient|MetaException|HiveException|TTransportException",
             f"The catalog doesn't answer. Check that its server runs and that --spark-conf names it. {_REPEATED}",
         ),

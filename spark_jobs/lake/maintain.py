@@ -5,7 +5,8 @@ Micro-batches leave small files, and merges leave files that no version needs an
 * OPTIMIZE compacts small files. Delta prevents OPTIMIZE and a merge from undoing each other: the later commit fails with a
   conflict, and its writer repeats the step (`tables.retried`).
 * VACUUM removes files that only versions older than --vacuum-hours use. A reader that takes longer than that to read a version,
-  or that reads an older version, would miss them. Delta therefore refuses a shorter time than the table's own
+  or that reads an older version, would miss them; so would a table whose writer takes longer than that until its commit.
+  Delta therefore refuses a shorter time than the table's own
   `delta.deletedFileRetentionDuration`, which is a week by default.
 * Events older than --forget-events-after-days are removed from a changelog, complete days at a time.
 * Events that `current` has merged are removed from its own table of events, once no version that --vacuum-hours keeps needs them.
@@ -59,8 +60,8 @@ class Maintain(Task):
             type=_hours,
             default=_WEEK_HOURS,
             metavar="N",
-            help="keep the files of all versions that were current in the last N hours. N must be longer than any read takes"
-            " (default: %(default)s)",
+            help="keep the files of all versions that were current in the last N hours. N must be longer than any read, batch or"
+            " merge takes (default: %(default)s)",
         )
         parser.add_argument(
             "--forget-events-after-days",

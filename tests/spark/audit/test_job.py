@@ -425,6 +425,17 @@ def test_an_older_copy_of_the_checkpoint_or_of_the_state_is_refused(auditor: Aud
         auditor.take(put("c", row(4), 4))
 
 
+def test_a_state_of_another_version_is_refused(auditor: Auditor) -> None:
+    auditor.take(put("c", row(1), 1))
+    (kept,) = (auditor.path / "state").glob("query.*")
+    state = json.loads(kept.read_text())
+    del state["state"]["told_up_to"]
+    kept.write_text(json.dumps(state))
+    auditor.restart()
+    with pytest.raises(JobError, match=r"doesn't know \('told_up_to' is missing\).*new --path and an empty --checkpoint"):
+        auditor.take(put("c", row(2), 2))
+
+
 def test_a_topic_of_another_daemon_whose_beginning_was_deleted_excuses_no_gap(spark: SparkSession, tmp_path: Path) -> None:
     auditor = Auditor(spark, tmp_path, first_offsets=lambda: {"shop.users": {"0": 0, "1": 0}, "shop.eu.users": {"0": 5}})
     auditor.sink._topics.known.foreign = frozenset({"shop.eu.users"})

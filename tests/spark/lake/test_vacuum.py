@@ -1,0 +1,92 @@
+"""Files are removed before a read that needs them is carried out: a sentence says what to do, and then all is right."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_jobs import run
+from spark_jobs.contract.source import Topics
+from spark_jobs.current import read_current
+from spark_jobs.delta import tables
+from spark_jobs.errors import operator_message
+from spark_jobs.lake.fresh_views import FreshViews
+from tests.spark.lake.test_fresh_views import LOCATION
+from tests.spark.messages import FakeTopics, event, put, schema
+from tests.spark.sinks import current_sink
+
+pytestmark = pytest.mark.spark
+
+KEYS = 4
+SENTENCE = "A file of a table is gone: `maintain` or VACUUM has removed it while it was still needed. Try again"
+KEPT = "delta.deletedFileRetentionDuration"
+
+
+@pytest.fixture
+def catalog(spark: SparkSession) -> Iterator[None]:
+    spark.sql("CREATE SCHEMA cdc")
+    yield
+    spark.sql("DROP SCHEMA cdc CASCADE")
+
+
+@pytest.mark.usefixtures("catalog")
+def test_reads_that_began_before_vacuum_are_right_or_end_with_a_sentence(spark: SparkSession, tmp_path: Path) -> None:
+    topics, path = FakeTopics(spark), f"file:{tmp_path}"
+    users, changes = f"{path}/users", f"{path}/_changes"
+
+    def take(records: DataFrame, batch: int, share: float = 0.0) -> None:
+        """Give a batch to a new process of the job, which merges it at once, or with a large share only appends it."""
+        topics.took(records)
+        views = FreshViews(spark, LOCATION)
+        sink = current_sink(
+            spark, Topics("k", "shop"), path, topics, views=views, is_background=share > 0, share=share, min_unmerged=1
+        )
+        sink.write(records, batch, "query")
+        sink.close()
+        sink.check()
+
+    def update(batch: int) -> DataFrame:
+        """One transaction that changes all rows."""
+        first = batch * KEYS + 1
+        rows = ({"id": key, "balance": batch} for key in range(KEYS))
+        return topics.send(
+            *(event("u", {"id": row["id"]}, first + row["id"], {"after": row}, place=(first, row["id"] + 1)) for row in rows)
+        )
+
+    def balances(frame: DataFrame) -> list[float]:
+        return [float(row["balance"]) for row in frame.select("balance").collect()]
+
+    take(topics.send(schema(0), *(put("c", {"id": key, "balance": 0}, key + 1) for key in range(KEYS))), 0)
+    take(update(1), 1)
+    take(update(2), 2, share=1e9)
+    begun = {
+        "view": spark.table("cdc.shop_users_fresh"),
+        "current": read_current(spark, users),
+        "watermark": read_current(spark, users, "watermark"),
+        "table": spark.read.format("delta").load(users),
+    }
+    # The job's next merge replaces the files of the table, and `maintain` those of its events.
+    take(update(3), 3)
+    for table in (users, changes):
+        tables.set_properties(spark, table, {KEPT: "interval 0 hours"})
+        arguments = ["maintain", "--path", table, "--vacuum-hours", "0", "--no-forget-merged"]
+        tables.set_properties(spark, f"{changes}/_control", {KEPT: "interval 0 hours"})
+        tables.set_properties(spark, f"{changes}/_forgotten", {KEPT: "interval 0 hours"})
+        assert run.main(arguments) == 0
+    told = {}
+    for name, frame in begun.items():
+        try:
+            assert balances(frame) == [1.0 if name == "table" else 2.0] * KEYS, name
+        except AssertionError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever Spark raises, an operator reads the sentence
+            told[name] = operator_message(error)
+            assert told[name].startswith(SENTENCE), told[name]
+    assert told.keys() >= {"view", "table"}
+    # Read again, all is right; a view as soon as the job has started.
+    assert balances(read_current(spark, users)) == balances(tables.read(spark, users)) == [3.0] * KEYS
+    take(topics.slice({}), 4)
+    assert balances(spark.table("cdc.shop_users_fresh")) == [3.0] * KEYS
