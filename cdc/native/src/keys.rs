@@ -222,7 +222,8 @@ impl Part {
             if self.is_as_written {
                 push_as_written(out, number);
             } else {
-                push_decimal(out, number, number.equals(number.double()));
+                let double = number.double();
+                push_decimal(out, number, double, number.equals(double));
             }
             return Some(());
         }
@@ -236,8 +237,13 @@ impl Part {
             0xcb => of_double(f64::from_be_bytes(bytes.get(..8)?.try_into().ok()?))?,
             _ => {
                 let value = layout::integer(data, position)?;
-                let is_same = value as f64 as i128 == value;
-                push_decimal(out, Decimal::of_integer(value), is_same);
+                let double = value as f64;
+                push_decimal(
+                    out,
+                    Decimal::of_integer(value),
+                    double,
+                    double as i128 == value,
+                );
                 return Some(());
             }
         };
@@ -300,8 +306,7 @@ fn push_ordered(out: &mut Vec<u8>, double: f64) {
 }
 
 /// Append a number by its nearest double; unless it `is_same`, with its digits too.
-fn push_decimal(out: &mut Vec<u8>, number: Decimal, is_same: bool) {
-    let double = number.double();
+fn push_decimal(out: &mut Vec<u8>, number: Decimal, double: f64, is_same: bool) {
     push_ordered(out, double);
     if is_same {
         out.push(SAME);
