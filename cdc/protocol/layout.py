@@ -96,7 +96,10 @@ def end_of(data: bytes, position: int) -> int:
 
     Raises IndexError if the value is incomplete, NothingError if no value begins with a byte in it.
     """
-    if not SIZES[data[position]] and len(data) - position > _LARGE:
+    size = SIZES[data[position]]
+    if size and position + size <= len(data):
+        return position + size
+    if not size and len(data) - position > _LARGE:
         end = _skipped(data, position)
         if end:
             return end
