@@ -22,8 +22,18 @@ _SPACES_MAX: Final = 4
 class LimboWorkload:
     """Steps of random changes and of what becomes of them, from one seed."""
 
-    def __init__(self, master: SynchronousMaster, rng: random.Random, origin_count: int, *, has_little_ddl: bool = False) -> None:
+    def __init__(
+        self,
+        master: SynchronousMaster,
+        rng: random.Random,
+        origin_count: int,
+        *,
+        has_little_ddl: bool = False,
+        has_unseen_ends: bool = False,
+    ) -> None:
+        """`has_unseen_ends`: some transactions end by a row that isn't relayed, as before 2.8.4."""
         self._has_little_ddl = has_little_ddl
+        self._has_unseen_ends = has_unseen_ends
         self._master = master
         self._rng = rng
         self._origins = list(range(1, origin_count + 1))
@@ -72,7 +82,10 @@ class LimboWorkload:
                         self._change()
                 if not master._open or rng.random() < 0.2:
                     master.nop()
-                master.commit()
+                if self._has_unseen_ends and rng.random() < 0.2:
+                    master.commit_unseen()
+                else:
+                    master.commit()
             case "define":
                 self._define()
             case _:

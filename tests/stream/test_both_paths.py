@@ -58,7 +58,10 @@ def log_of(rng: random.Random, *, odd_share: float, version: str = "") -> Log:
     if version:
         synchronous = SynchronousMaster(version)
         origin_count, has_little_ddl = rng.choice([1, 1, 2]), rng.random() < 0.7
-        limbo_workload = LimboWorkload(synchronous, rng, origin_count, has_little_ddl=has_little_ddl)
+        has_unseen_ends = version == "2.6" and rng.random() < 0.5
+        limbo_workload = LimboWorkload(
+            synchronous, rng, origin_count, has_little_ddl=has_little_ddl, has_unseen_ends=has_unseen_ends
+        )
         limbo_workload.run(rng.randint(0, 10))
         limbo_workload.finish()  # a snapshot has only what is certain
         steps = rng.randint(1, 250 if has_little_ddl else 60)

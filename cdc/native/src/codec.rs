@@ -65,6 +65,11 @@ impl Row {
         (self.origin, self.lsn.wrapping_sub(self.tsn.unwrap_or(0)))
     }
 
+    /// Return whether a transaction ends with this row. If not, only a row of another one tells that no more of it follow.
+    pub fn is_last(&self) -> bool {
+        self.tsn.is_none() || self.flags & COMMIT != 0
+    }
+
     pub fn is_row(&self) -> bool {
         let is_control = matches!(
             self.kind,
@@ -289,7 +294,7 @@ pub fn whole_until(rows: &[Row], at: usize, count_max: usize) -> usize {
 /// Return the index after the row that ends the transaction open at row `at`; the number of rows if no row ends it.
 pub fn end_of_open(rows: &[Row], at: usize) -> usize {
     for (index, row) in rows.iter().enumerate().skip(at) {
-        if row.tsn.is_none() || row.flags & COMMIT != 0 {
+        if row.is_last() {
             return index + 1;
         }
     }
@@ -299,12 +304,8 @@ pub fn end_of_open(rows: &[Row], at: usize) -> usize {
 /// Return whether all these rows belong to the open transaction of `before`, and none of them ends it.
 pub fn continues_open(rows: &[Row], before: &Row) -> bool {
     let transaction = before.transaction();
-    rows.iter().all(|row| {
-        row.is_sound
-            && row.tsn.is_some()
-            && row.transaction() == transaction
-            && row.flags & COMMIT == 0
-    })
+    rows.iter()
+        .all(|row| row.is_sound && row.transaction() == transaction && !row.is_last())
 }
 
 #[cfg(test)]

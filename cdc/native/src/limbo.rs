@@ -64,7 +64,8 @@ enum Arrival {
 }
 
 /// Return the complete transactions from row `at` on, up to the first one that is uncommon to the limbo: of another origin, with
-/// a system row, with any control row but a RAFT_CONFIRM of earlier transactions of its own origin, not past lsn `after`, or malformed.
+/// a system row, with any control row but a RAFT_CONFIRM of earlier transactions of its own origin, without its last row (what waits
+/// is cut into parts, and there it would have no end), not past lsn `after`, or malformed.
 /// `waiting` is the lsn of the last synchronous transaction that waits before them, 0 if none does; then there are no arrivals if
 /// the first one doesn't concern the limbo.
 pub fn arrivals(
@@ -87,11 +88,11 @@ pub fn arrivals(
             break;
         };
         let transaction = &rows[found.end..end];
+        let last = &rows[end - 1];
         let is_next = first.origin == rows[at].origin && first.lsn > last_lsn;
-        if !is_next || transaction.iter().any(|row| !row.is_sound) {
+        if !is_next || !last.is_last() || transaction.iter().any(|row| !row.is_sound) {
             break;
         }
-        let last = &rows[end - 1];
         match arrival(data, transaction, synchronous, has_flags) {
             Some(Arrival::Asynchronous) => {
                 if found.end == at && !is_behind && last.flags & (WAIT_SYNC | WAIT_ACK) == 0 {
@@ -117,13 +118,17 @@ pub fn arrivals(
     found
 }
 
-/// Return how many transactions there are from row `at` on, and how many rows they have, without the CONFIRMs among them.
+/// Return how many transactions there are from row `at` on, up to one without its last row, and how many rows they have, without
+/// the CONFIRMs among them.
 pub fn waiting_counts(rows: &[Row], at: usize) -> (usize, usize) {
     let (mut count, mut row_count, mut at) = (0, 0, at);
     while at < rows.len() {
         let Extent::Whole(end) = extent(rows, at) else {
             break;
         };
+        if !rows[end - 1].is_last() {
+            break;
+        }
         if rows[at].kind != RAFT_CONFIRM {
             count += 1;
             row_count += end - at;
@@ -217,6 +222,28 @@ mod tests {
         frame(40, 1, lsn, 0, &[2, 1, 3, confirmed])
     }
 
+    /// A row of the transaction that begins at lsn `first`.
+    fn part(lsn: u8, first: u8, flags: u8) -> Vec<u8> {
+        let mut bytes = vec![
+            0x86,
+            0x00,
+            12,
+            0x02,
+            1,
+            0x03,
+            lsn,
+            0x08,
+            lsn - first,
+            0x09,
+            flags,
+            0x04,
+            0xcb,
+        ];
+        bytes.extend(2.5f64.to_be_bytes());
+        bytes.push(0x80);
+        framed(&bytes)
+    }
+
     fn found(frames: &[Vec<u8>], has_flags: bool, after: u64, waiting: u64) -> Arrivals {
         let data = frames.concat();
         let rows = scan(&data, &walk(&data, 1 << 20).unwrap().0).unwrap();
@@ -295,6 +322,7 @@ mod tests {
             frame(12, 1, 6, 0, &[0x10, 3]),    // a NOP of a space, which counts without flags
             confirm(5, 3),                     // received before
             frame(0, 1, 6, 0, &[]),
+            part(6, 6, 0), // without its last row
         ] {
             let all = found(&[change(5, 0, SYNC), uncommon, confirm(7, 5)], false, 4, 0);
             assert_eq!((all.end, all.confirmed), (1, 0));
@@ -307,5 +335,14 @@ mod tests {
         let rows = scan(&data, &walk(&data, 1 << 20).unwrap().0).unwrap();
         let counts = [0, 1, 3].map(|at| waiting_counts(&rows, at));
         assert_eq!(counts, [(2, 2), (1, 1), (0, 0)]);
+        let data = [
+            part(5, 5, 0),
+            part(6, 5, 1),
+            part(7, 7, 0),
+            change(8, 0, SYNC),
+        ]
+        .concat();
+        let rows = scan(&data, &walk(&data, 1 << 20).unwrap().0).unwrap();
+        assert_eq!(waiting_counts(&rows, 0), (1, 2));
     }
 }

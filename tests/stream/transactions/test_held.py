@@ -254,6 +254,30 @@ def test_a_transaction_that_a_heartbeat_ended_waits_in_its_queue() -> None:
     assert (follower.lsns(), follower.places) == ([12, 14, 15, 18], (19, 19))
 
 
+def unseen(*lsns: int) -> list[bytes]:
+    """A transaction whose last row isn't relayed."""
+    return [row(lsn, 0, space_id=PLAIN, tsn=lsns[0]) for lsn in lsns]
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "lsns"),
+    [
+        ([row(11, 0), *unseen(12, 13), row(14, 0), confirm(15, 11)], [11, 12, 13, 14]),
+        ([row(11, 0), *unseen(12, 13), row(14, 0), row(15, 0, tsn=15)], [11, 12, 13, 14, 15]),
+        ([row(11, 0), *unseen(12, 13), row(15, 0, tsn=15)], [11, 12, 13, 15]),
+        ([row(11, 0), *unseen(12, 13), row(1, 0, space_id=PLAIN, origin=2)], [1, 11, 12, 13]),
+        ([row(11, 0), confirm(12, 11), *unseen(13, 14), row(1, 0, space_id=PLAIN, origin=2)], [11, 13, 14, 1]),
+    ],
+    ids=["before a CONFIRM", "in the middle", "before an open one", "before another origin's", "certain at once"],
+)
+def test_a_transaction_is_not_parted_from_the_row_that_ends_it(arrivals: list[bytes], lsns: list[int]) -> None:
+    follower = Follower(version=(2, 6))
+    follower.feed(*arrivals)
+    follower.feed(row(16, Flag.COMMIT, tsn=15) if lsns[-1] == 15 else row(16, 0))
+    follower.feed(confirm(17, 11), confirm(18, 16), row(19, 0, space_id=PLAIN))
+    assert (follower.lsns(), follower.places) == ([*lsns, 16, 19], (19, 19))
+
+
 def test_what_was_received_before_is_not_held_again() -> None:
     follower = Follower()
     follower.feed(row(11), row(12))
