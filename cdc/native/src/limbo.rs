@@ -4,6 +4,7 @@
 use crate::codec::{extent, is_change, space_id_of, Extent, Row};
 use crate::constants::{LSN, NOP, RAFT_CONFIRM, REPLICA_ID, WAIT_ACK, WAIT_SYNC};
 use crate::layout::{Reader, Value};
+use crate::row_path::names_one_space;
 
 /// Highest id of a system space. Rows of these may change the schema.
 const SYSTEM_SPACE_MAX: u64 = 511;
@@ -159,7 +160,7 @@ fn arrival(data: &[u8], rows: &[Row], synchronous: &[u64], has_flags: bool) -> O
         }
         has_changes = true;
         let space_id = space_id_of(frame, row.body)?;
-        if space_id <= SYSTEM_SPACE_MAX {
+        if space_id <= SYSTEM_SPACE_MAX || !names_one_space(frame, row.body) {
             return None;
         }
         touches = touches || synchronous.contains(&space_id);
@@ -311,6 +312,13 @@ mod tests {
             bytes.extend([0x82, 0x10, 0xcd, 0x01, 0x18, 0x21, 0x91, 0x01]);
             bytes
         });
+        let twice = framed(&{
+            let mut bytes = vec![0x84, 0x00, 3, 0x02, 1, 0x03, 6, 0x04, 0xcb];
+            bytes.extend(2.5f64.to_be_bytes());
+            bytes.extend([0x83, 0x10, 0xcd, 0x03, PLAIN, 0x21, 0x91, 0x01]);
+            bytes.extend([0x10, 0xcd, 0x03, SYNC]);
+            bytes
+        });
         for uncommon in [
             system,
             frame(41, 1, 6, 0, &[2, 1, 3, 5]),
@@ -323,6 +331,7 @@ mod tests {
             confirm(5, 3),                     // received before
             frame(0, 1, 6, 0, &[]),
             part(6, 6, 0), // without its last row
+            twice,         // one space, then another
         ] {
             let all = found(&[change(5, 0, SYNC), uncommon, confirm(7, 5)], false, 4, 0);
             assert_eq!((all.end, all.confirmed), (1, 0));

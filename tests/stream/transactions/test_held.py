@@ -254,6 +254,18 @@ def test_a_transaction_that_a_heartbeat_ended_waits_in_its_queue() -> None:
     assert (follower.lsns(), follower.places) == ([12, 14, 15, 18], (19, 19))
 
 
+def test_of_two_spaces_in_one_body_the_last_counts() -> None:
+    """A client may send a key of the body twice, and the server logs what came."""
+    follower = Follower(version=(2, 6))
+    body = b"\x83" + wire.pack({Key.SPACE_ID: PLAIN, Key.TUPLE: [12, "x"]})[1:] + wire.pack({Key.SPACE_ID: SYNC})[1:]
+    header = {Key.REQUEST_TYPE: Type.REPLACE, Key.REPLICA_ID: 1, Key.LSN: 12, Key.TIMESTAMP: 1.5}
+    follower.feed(row(11, 0), wire.raw_frame(wire.pack(header) + body))
+    follower.feed(confirm(13, 11))
+    assert (follower.lsns(), follower.places) == ([11], (11, 13))
+    follower.feed(about(Type.RAFT_ROLLBACK, 14, 12))
+    assert (follower.lsns(), follower.places) == ([], (14, 14))
+
+
 def unseen(*lsns: int) -> list[bytes]:
     """A transaction whose last row isn't relayed."""
     return [row(lsn, 0, space_id=PLAIN, tsn=lsns[0]) for lsn in lsns]
