@@ -47,7 +47,14 @@ KEYS: dict[str, list[Any]] = {
     "uuid": [UUID(int=1), UUID(int=2)],
     "number": [1, 1.0, 2.5, Decimal("2.5"), 2**53 + 1, Decimal(2**53 + 1), float("nan")],
     "double": [1, 1.0, -0.0, 0.1, Decimal("0.1"), 2.0**64],
-    "decimal": [Decimal("1.5"), Decimal("1.50"), Decimal("-0.10000000000000000001"), Decimal("1E+2"), Decimal("9" * 39)],
+    "decimal": [
+        Decimal("1.5"),
+        Decimal("1.50"),
+        Decimal("-0.10000000000000000001"),
+        Decimal("1E+2"),
+        Decimal("9" * 39),
+        Decimal(4 * 10**38),
+    ],
     "scalar": [1, Decimal(1), "a", False, b"b", 0.5],
     "datetime": [Datetime(1), Datetime(1, 0, 60), Datetime(2, 5)],
 }

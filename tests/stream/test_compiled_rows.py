@@ -79,7 +79,7 @@ DATETIMES = st.builds(
 )
 DECIMALS: st.SearchStrategy[Decimal] = st.decimals(allow_nan=False, allow_infinity=False).filter(
     lambda value: abs(value.as_tuple().exponent) < 60 and len(value.as_tuple().digits) < 39  # type: ignore[arg-type]
-)
+) | st.sampled_from([Decimal(4 * 10**38), Decimal("-0.7" + "0" * 38), Decimal("1" + "2" * 75)])
 TEXTS = st.text(max_size=8) | st.sampled_from(['\x00\x1f"\\/\x7f\u2028', "\udcff", "é\udc80", "😀", "x" * 300])
 SCALARS = (
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.integers(-200, 70_000) | st.floats() | TEXTS

@@ -67,7 +67,7 @@ impl Decimal {
         if last >> 4 > 9 || last & 0x0f < 10 {
             return None;
         }
-        digits = digits * 10 + u128::from(last >> 4);
+        digits = digits.checked_mul(10)? + u128::from(last >> 4);
         (digits < 10u128.pow(DECODED_DIGITS_MAX)).then_some(Decimal {
             is_negative: matches!(last & 0x0f, 0x0b | 0x0d),
             digits,
@@ -244,6 +244,9 @@ mod tests {
             b"\x02\x12\x35",
             b"\xff\x1c",
             b"\x27\x1c",
+            // Of 39 digits; the second one doesn't fit into 128 bits.
+            b"\x00\x10\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x0c",
+            b"\x00\x40\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x0c",
         ] {
             assert_eq!(Decimal::read(content), None, "{content:?}");
         }
