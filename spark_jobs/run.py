@@ -196,6 +196,26 @@ def _follow(session: SparkSession, options: argparse.Namespace) -> int:
     sink = _sink(session, job, topics, options)
     with contextlib.ExitStack() as stack:
         stack.callback(sink.close)
+        has_ended = _batches(session, job, topics, options, sink)
+        status: int | None = 0
+        if options.available_now and has_ended:
+            # Not after the sink is closed, which ends the work beside the batches where it is.
+            status = last_step(session, sink.finish, sink.close)
+    names: Names | None = getattr(options, "names", None)
+    if status is None or names is None:
+        return status or 0
+
+    def give() -> int:
+        # The work beside the batches, and at the end, creates tables too.
+        names.give(sink.tables())
+        return 0
+
+    return last_step(session, give) or status
+
+
+def _batches(session: SparkSession, job: Job, topics: Topics, options: argparse.Namespace, sink: Sink) -> bool:
+    """Run a job's batches, and return whether it has ended by itself, not by a signal."""
+    with contextlib.ExitStack() as stack:
         listeners: list[Listener] = [stack.enter_context(Log(job.name, shows_progress=options.available_now))]
         if options.metrics_listen is not None:
             host, port = options.metrics_listen
@@ -210,16 +230,7 @@ def _follow(session: SparkSession, options: argparse.Namespace) -> int:
         # An earlier run may have begun a batch before a topic was created that exists now. With availableNow Spark refuses, at
         # every start, to repeat such a batch. So that batch first runs alone, with another trigger.
         is_half_way = options.available_now and has_begun_batch(session, options.checkpoint)
-        has_ended = (not is_half_way or follow(_ONCE, is_one_batch=True)) and follow(_trigger(options))
-
-    def finish() -> int:
-        status = sink.finish() if options.available_now and has_ended else 0
-        if getattr(options, "names", None) is not None:
-            # The work beside the batches, and at the end, creates tables too.
-            options.names.give(sink.tables())
-        return status
-
-    return last_step(session, finish)
+        return (not is_half_way or follow(_ONCE, is_one_batch=True)) and follow(_trigger(options))
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

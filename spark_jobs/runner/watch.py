@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from types import FrameType, TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -190,10 +190,11 @@ class Watch:
                     listener.batch(batch)
 
 
-def last_step(session: SparkSession, step: Callable[[], int]) -> int:
-    """Run the work after the last batch, and return its exit status; 0 if a signal canceled it.
+def last_step(session: SparkSession, step: Callable[[], int], cancel: Callable[[], object] = lambda: None) -> int | None:
+    """Run the work after the last batch, and return its exit status; None if a signal canceled it.
 
-    Every part of such work may be repeated, so the next start completes it. A second signal ends the process at once.
+    Every part of such work may be repeated, so the next start completes it. A second signal ends the process at once. `cancel`
+    ends those parts of it that aren't Spark jobs.
     """
     with _Signals() as signals:
         try:
@@ -205,13 +206,14 @@ def last_step(session: SparkSession, step: Callable[[], int]) -> int:
                 if not running.done():
                     tell("Stopping: the work after the last batch is canceled. The next start does it.")
                     signals.restore()
+                    cancel()
                 while not running.done():
                     # Repeated, because the step may be between two of its Spark jobs.
                     session.sparkContext.cancelAllJobs()
                     wait([running], _CHECK_SECONDS_STOPPING)
             return running.result()
-        except (Py4JError, PySparkException, ConnectionError):
+        except (Py4JError, PySparkException, ConnectionError, CancelledError):
             # The cancellation, or Java's end: a signal that all processes of a service get ends Java, too.
             if not signals.count:
                 raise
-            return 0
+            return None

@@ -10,6 +10,7 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Callable
+from concurrent.futures import CancelledError
 from pathlib import Path
 from unittest.mock import create_autospec
 from urllib.error import URLError
@@ -236,3 +237,28 @@ def test_a_signal_ends_the_work_behind_the_last_batch_and_the_next_start_does_it
     job.last = found
     assert run.main([*arguments, "--available-now"]) == 1
     assert job.done == [(0, 1)]
+
+    # The sink is closed after this work. A signal closes it earlier, which ends its work beside Spark.
+    order: list[str] = []
+    is_closed = threading.Event()
+
+    def close() -> None:
+        order.append("closed")
+        is_closed.set()
+
+    def finish() -> int:
+        order.append("finished")
+        return 0
+
+    def canceled() -> int:
+        is_closed.clear()
+        kill()
+        assert is_closed.wait(60)
+        raise CancelledError
+
+    monkeypatch.setattr(job, "close", close)
+    job.last = finish
+    assert run.main([*arguments, "--available-now"]) == 0
+    assert order == ["finished", "closed"]
+    job.last = canceled
+    assert run.main([*arguments, "--available-now"]) == 0
