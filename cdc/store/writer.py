@@ -4,7 +4,7 @@
                                    committed in Kafka    every flush_interval_ms, or when many changes wait
 
 So S never passes the checkpoint, and a start finds the tuples and the schema as of S. Changes that were submitted and never
-settled are discarded with the connection; the next one submits them again.
+committed are discarded with the connection; the next one submits them again.
 
 When a space gets another primary key, its rows are stored under another number from that change on (cdc.images). The number is
 written with the change. Rows under numbers that no space uses, neither before nor after the change, are removed gradually.
@@ -75,8 +75,8 @@ class StateWriter:
         self._open_bytes = 0
         self.unwritten_bytes = 0
         """Memory of the changes that aren't in the store yet, in bytes."""
-        self._settled: deque[_Portion] = deque()
-        self._settled_since = 0.0
+        self._committed: deque[_Portion] = deque()
+        self._committed_since = 0.0
         if self.store.is_former:
             self._bring_over()
         self._position = self.checkpoint().position
@@ -128,7 +128,7 @@ class StateWriter:
         self._open = no_changes()
         self._open_records.clear()
         self._open_bytes = self.unwritten_bytes = 0
-        self._settled.clear()
+        self._committed.clear()
         self.store.destroy()
         self.store = StateStore(self._path, self._holder)
         self._position = None
@@ -170,13 +170,13 @@ class StateWriter:
 
     def mark_committed(self, position: Position) -> None:
         """Mark all batches up to the one with this position as committed in Kafka."""
-        if not self._settled:
-            self._settled_since = time.monotonic()
+        if not self._committed:
+            self._committed_since = time.monotonic()
         while self._submitted:
             reached, changes, size, records = self._submitted.popleft()
-            if not self._settled or len(self._settled[-1].changes) + len(changes) > SLICE_CHANGES:
-                self._settled.append(_Portion(reached))
-            portion = self._settled[-1]
+            if not self._committed or len(self._committed[-1].changes) + len(changes) > SLICE_CHANGES:
+                self._committed.append(_Portion(reached))
+            portion = self._committed[-1]
             portion.position = reached
             portion.changes.extend(changes)
             portion.byte_count += size
@@ -192,14 +192,14 @@ class StateWriter:
         """
         if self._unused:
             self._remove_some()
-        if not self._settled:
+        if not self._committed:
             return None
-        is_due = time.monotonic() - self._settled_since >= self._flush_interval or (is_at_once and not self._submitted)
-        if not is_due and not is_forced and sum(len(portion.changes) for portion in self._settled) < FLUSH_CHANGES_MAX:
+        is_due = time.monotonic() - self._committed_since >= self._flush_interval or (is_at_once and not self._submitted)
+        if not is_due and not is_forced and sum(len(portion.changes) for portion in self._committed) < FLUSH_CHANGES_MAX:
             return None
-        while self._settled:
-            self._write(self._settled[0])
-            self._settled.popleft()
+        while self._committed:
+            self._write(self._committed[0])
+            self._committed.popleft()
         return self._position
 
     def _write(self, portion: _Portion) -> None:
@@ -250,8 +250,8 @@ class StateWriter:
     def _unused_numbers(self) -> list[int]:
         """Return the numbers of rows that no space uses now, nor will use once all pending changes are written."""
         numbers = self._numbers()
-        settled = (portion.records for portion in self._settled)
-        pending = (*settled, self._open_records, *(records for _, _, _, records in self._submitted))
+        committed = (portion.records for portion in self._committed)
+        pending = (*committed, self._open_records, *(records for _, _, _, records in self._submitted))
         # A number that was replaced by a pending change is still in use at the store's next position.
         taken = {*numbers.values(), *(number for records in pending for number in numbers_in(records).values())}
 

@@ -75,7 +75,7 @@ def test_only_what_kafka_has_is_written(writer: StateWriter) -> None:
     assert writer.checkpoint().spaces == {}
 
 
-def test_one_settlement_may_be_of_several_batches(writer: StateWriter) -> None:
+def test_one_commit_may_cover_several_batches(writer: StateWriter) -> None:
     positions = [at(1), at(2), at(3)]
     for position, change in zip(positions, [row(b"a"), row(b"a", None), row(b"b")], strict=True):
         writer.submit(batch(position, change))
@@ -87,7 +87,7 @@ def test_one_settlement_may_be_of_several_batches(writer: StateWriter) -> None:
     assert contents(writer) == dict([row(b"b")])
 
 
-def test_at_once_is_when_nothing_waits_for_kafka_any_more(writer: StateWriter) -> None:
+def test_at_once_means_once_all_submitted_batches_are_committed(writer: StateWriter) -> None:
     first, second = at(1), at(2)
     writer.submit(batch(first, row(b"a")))
     writer.submit(batch(second, row(b"a", b"\x91\x02")))
@@ -128,7 +128,7 @@ def test_parts_of_a_transaction_are_written_with_its_end(writer: StateWriter) ->
     assert list(contents(writer)) == [row(name)[0] for name in (b"a", b"b", b"c", b"d")]
 
 
-def test_a_connection_that_ends_takes_with_it_what_kafka_has_not(writer: StateWriter) -> None:
+def test_a_new_connection_discards_changes_that_are_not_committed(writer: StateWriter) -> None:
     first = at(1)
     writer.submit(batch(first, row(b"a")))
     writer.submit(batch(at(2), row(b"b")))
@@ -144,7 +144,7 @@ def test_a_connection_that_ends_takes_with_it_what_kafka_has_not(writer: StateWr
     assert contents(writer) == dict([row(b"a"), row(b"b", b"\x91\x02")])
 
 
-def test_images_give_up_what_the_store_has(writer: StateWriter) -> None:
+def test_images_forget_changes_that_the_store_has(writer: StateWriter) -> None:
     images = writer.begin((), VERSION)
     images.put(*_whole(row(b"a")))
     position = at(1)
