@@ -191,6 +191,7 @@ class Batch(msgspec.Struct, gc=False):
     - `topics`: topics that messages of this batch are the first to need.
     - `timestamp`: when the master wrote the batch's last row, in seconds since the epoch; 0 if the batch has none.
     - `changes`: changes for the state store. The catch-up's batches (`is_catch_up`) have nothing else: Kafka has the events.
+    - `has_broadcast`: a `Broadcast` may be among its parts.
     - `is_pause`: the batch is empty, because longer work is under way. The caller may attend to its connections, and then asks
       for the next batch.
     - `native_row_count`: how many of the rows the compiled path handled.

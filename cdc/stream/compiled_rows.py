@@ -3,7 +3,7 @@
     spaces.compiled[id] = …  ─▶ a plan there          CompiledRowPath.run ─▶ messages, and where it stopped
     spaces.compiled.pop(id)  ─▶ no plan any more           │ the next transaction is uncommon
                                                            ▼
-                                                      the Python path (cdc.stream.pipeline)
+                                                      the Python path (cdc.stream.python_stream)
 
 A space without a plan there isn't an error: its rows take the Python path, which is the specification.
 """

@@ -117,7 +117,7 @@ class CompiledStream:
         if start < len(frames):
             yield from self._process(frames, start, suffix)
 
-    def _has_only_rows(self) -> bool:
+    def _depends_on_rows_alone(self) -> bool:
         """Return whether events depend on rows and the limbo alone: no catch-up, no schema change is unpublished."""
         return self._python.catch_up is None and not self._context.spaces.schema.is_touched
 
@@ -130,7 +130,7 @@ class CompiledStream:
                 yield from self._python.feed(frames.part(at, end), suffix)
                 at = end
                 continue
-            progress, may_run = 0, self._has_only_rows()
+            progress, may_run = 0, self._depends_on_rows_alone()
             if may_run and self._limbo.has_queues:
                 # Not more than has gone by the Python path since it was given up, as it may soon be given up again.
                 self._limbo.hold_again(min(self._handed_back_byte_count, self._held_bytes_max // 4))
@@ -200,7 +200,7 @@ class CompiledStream:
                 at = end
 
     def _count_to_hand_back(self, progress: int) -> int:
-        """Return how many rows the Python path gets after a run of so many."""
+        """Return how many rows the Python path gets after a run of so many: one after a long run, else ever more."""
         count = 1 if progress >= WORTH_A_RUN else self._handed_back_count
         self._handed_back_count = min(count * 2, HANDED_BACK_MAX)
         return count

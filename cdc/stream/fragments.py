@@ -39,7 +39,11 @@ class OriginTexts(msgspec.Struct, gc=False):
 
 
 class EventFragments(msgspec.Struct, gc=False):
-    """Text that all events of one transaction share, and the transaction's counters."""
+    """Text that all events of one transaction share, and the transaction's counters.
+
+    `event` joins the pieces that cdc.events.envelope draws: `time` from `source` to `sequence`, `origin` the replica id, `tsn`,
+    `tail` from the vclock to `transaction`, and `suffix` the end. `orders` counts the events of each space.
+    """
 
     transaction: Transaction
     time: bytes

@@ -4,7 +4,7 @@ The ledger has four positions. Each is a vclock on a transaction boundary, and n
 
     received ≥ released ≥ published ≥ settled
        │          │           │          └ durable everywhere it has to be: what an ACK may report
-       │          │           └ handed to Kafka
+       │          │           └ in a batch that is handed to Kafka, or to the state store alone if Kafka has its events
        │          └ certain: nothing before it can be rolled back
        └ a complete transaction has arrived
 
@@ -66,13 +66,13 @@ class Ledger:
         self._check()
 
     def publish(self, position: Position) -> None:
-        """Record that a batch that ends at `position` was handed to the publisher."""
+        """Record that a batch that ends at `position` was made. The caller hands it over before it asks for another."""
         self._unsettled.append(position)
         self.published = position.vclock
         self._check()
 
     def settle(self, position: Position) -> None:
-        """Record that everything up to and including `position` is durable, as the publisher reports.
+        """Record that everything up to and including `position` is durable, as the publisher or the state store reports.
 
         Positions that were published earlier are settled with it: a commit contains all batches before it. Raises RuntimeError
         for a position that was never published, because acknowledging it would be unfounded.

@@ -160,8 +160,9 @@ class Pipeline:
         """Process rows of the stream; yield the resulting batches, usually one. `now_us` is the present time.
 
         Batches contain only complete and certain transactions, so a row's events may be yielded by a later call. The caller must
-        take each batch before it asks for the next. Raises ProtocolError, SchemaError, EncodingError, ConfigurationError or
-        SynchronousReplicationError. The pipeline is unusable then, but the transactions before the faulty one have been yielded.
+        take each batch before it asks for the next. Raises ProtocolError, SchemaError, EncodingError, ImageError,
+        ConfigurationError, SynchronousReplicationError or SnapshotNeededError. The pipeline is unusable then, but the
+        transactions before the faulty one have been yielded.
         """
         self._events.now_us = now_us
         yield from self._stream.feed(frames, self._context.envelope.batch_time(now_us))

@@ -82,7 +82,8 @@ class PythonStream:
     def _arrive(self, catch_up: CatchUp, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
         """Handle what can be handled now that a transaction has arrived during the catching up.
 
-        One that is set aside may decide over earlier ones, as a control row.
+        A control row that is set aside decides at once about the transactions in the limbo, and in its turn about those that
+        were set aside before it.
         """
         ready: Iterable[Transaction] = ()
         if catch_up.is_over or catch_up.covers(transaction):

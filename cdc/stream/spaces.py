@@ -1,7 +1,8 @@
 """The published spaces at the current position: their forms, topics and compiled encoders, and the reports of their changes.
 
-The hot loops look up a row's encoder in `compiled`. A space is in it as long as nothing about it changes. Rows of all other
-spaces take the slow path, which publishes changed forms (`publish_schema_changes`) before it compiles an encoder for them.
+An encoder is compiled from a form, whichever row path uses it. The hot loops look up a row's encoder in `compiled`. A space is
+in it as long as nothing about it changes. Rows of all other spaces take the slow path, which publishes changed forms
+(`publish_schema_changes`) before it compiles an encoder for them.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ class Spaces:
         self.schema = schema
         # Spaces with a changed primary key, whose rows are still kept, or known, under the old one.
         self._to_rekey: list[SpaceForm] = []
-        # None for a space that isn't published.
         self.row_path = compiled_row_path(surroundings.options, envelope.source, builder.names.control(topics.TRANSACTION))
         """The compiled row path, which has the encoders of `compiled`, too; None where only the Python path is available."""
+        # None for a space that isn't published.
         self.compiled = CompiledSpaces(self.row_path)
         self._is_included = surroundings.options.space_filter()
         self._names = builder.names

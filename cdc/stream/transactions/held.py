@@ -50,9 +50,9 @@ class Held:
     def __init__(self) -> None:
         self.origin = 0
         self.received_lsn = 0
-        """Of the last row that was received."""
+        """Lsn of the last row that was received."""
         self.waiting_lsn = 0
-        """Of the last synchronous transaction, 0 if nothing is held."""
+        """Lsn of the last synchronous transaction, 0 if nothing is held."""
         self.byte_count = 0
         self.transaction_count = 0
         self.row_count = 0

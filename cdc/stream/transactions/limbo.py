@@ -163,7 +163,10 @@ class Limbo:
         return arrivals if arrivals.end > at else None
 
     def certain_until(self, origin: int, arrivals: native.Arrivals, confirmed: int) -> int:
-        """Return the index of the row before which all these are certain, given that nothing waits before them."""
+        """Return the index of the row before which all these are certain, given that nothing waits before them.
+
+        Records the last of them that is synchronous as confirmed, so the caller must release them.
+        """
         until, lsn = arrivals.certain_until(confirmed)
         if lsn:
             self._confirmed[origin] = lsn

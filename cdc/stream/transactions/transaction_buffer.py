@@ -348,7 +348,7 @@ class TransactionBuffer:
         return self.memory_byte_count + ENTRY_BYTES + byte_count <= self._memory_bytes_max
 
     def count_memory(self, entry: Entry, sign: int) -> None:
-        """Count an entry that was added to memory (`sign` is 1) or removed from it (-1)."""
+        """Count an entry that was added to memory (`sign` is 1) or removed from it (-1), and its spool's bytes on disk."""
         self.memory_byte_count += sign * (ENTRY_BYTES + len(entry.data))
         if entry.spool is not None:
             self.disk_byte_count += sign * entry.byte_count
