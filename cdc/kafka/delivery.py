@@ -68,7 +68,7 @@ class Delivery(Protocol):
         """
 
     def abort(self) -> None:
-        """Discard all uncommitted messages. Raises PublishError."""
+        """Discard all uncommitted messages. Raises PublishAborted or PublishError if Kafka doesn't take the abort."""
 
     @property
     def is_open(self) -> bool:

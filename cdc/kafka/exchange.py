@@ -1,9 +1,9 @@
 """What the daemon's thread and the publisher's thread share: the queue and state (Handover), their lock, and two ways to wake up.
 
     daemon's thread    submit, collect, wait_for_room, abandon, reset, drain, stop     woken by `wake_pipe`, which it polls
-    publisher's        take, wait, settle, abort, fail                                 woken by the lock's condition
+    publisher's        take, wait, produced, committed, settle, abort, fail, end       woken by the lock's condition
 
-Every method takes the lock itself.
+Methods take the lock themselves, except those that only read a state, and `end`: the daemon waits for the thread itself then.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Exchange:
         return batch
 
     def wait(self, timeout_seconds: float) -> None:
-        """Wait until the daemon asks to abort or to stop."""
+        """Wait until the daemon asks to abort or to stop, or the time has passed."""
         with self._lock:
             self._lock.wait_for(lambda: self.is_abandoned or self.is_stopping.is_set(), timeout_seconds)
 

@@ -44,7 +44,7 @@ class Sender:
         self._by_batch = by_batch(producer)
         self._is_stopping = is_stopping
         # Serializes the two threads that work on rows, one batch at a time; see Publisher.
-        self._turn = row_work_lock
+        self._row_work_lock = row_work_lock
         self._first_error = first_error
         self._check = check
         self._first_writes = FirstWrites()
@@ -90,7 +90,7 @@ class Sender:
         count: int | None = None
         while True:
             try:
-                with self._turn:
+                with self._row_work_lock:
                     if by_batch is not None and count is None:
                         start, within, code = by_batch.produce(parts, start, within)
                         if code:

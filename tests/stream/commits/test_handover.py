@@ -35,7 +35,7 @@ def test_batches_come_in_order_and_their_bytes_are_bounded() -> None:
     assert shared.take() is None
 
 
-def test_what_is_settled_is_told_once_and_before_what_went_wrong() -> None:
+def test_settled_positions_are_reported_once_and_before_the_error() -> None:
     shared = Handover(25)
     for number in (1, 2):
         shared.settle(position(number))
@@ -48,7 +48,7 @@ def test_what_is_settled_is_told_once_and_before_what_went_wrong() -> None:
     assert shared.collect() == []
 
 
-def test_after_an_abort_nothing_is_left_of_what_was_submitted() -> None:
+def test_reset_after_an_abort_discards_all_batches() -> None:
     shared = Handover(25)
     shared.submit(batch(1, 30))
     shared.settle(position(1))
@@ -70,7 +70,7 @@ def test_it_is_drained_once_nothing_waits() -> None:
     assert shared.is_drained
 
 
-def test_an_end_before_the_daemon_has_gone_back_tells_of_the_abort() -> None:
+def test_a_stop_before_the_reset_keeps_the_error_of_the_abort() -> None:
     shared = Handover(25)
     shared.abort(PublishAborted("Kafka was slow"))
     shared.stop()
@@ -79,7 +79,7 @@ def test_an_end_before_the_daemon_has_gone_back_tells_of_the_abort() -> None:
         shared.collect()
 
 
-def test_of_what_has_stopped_the_last_error_is_told_after_what_is_settled() -> None:
+def test_after_a_stop_settled_positions_come_before_the_last_error() -> None:
     shared = Handover(25)
     shared.settle(position(1))
     shared.stop()
@@ -98,7 +98,7 @@ MOVES = {
 
 
 @pytest.mark.parametrize(("state", "cause"), list(itertools.product(State, Input)))
-def test_only_what_the_table_has_moves_it(state: State, cause: Input) -> None:
+def test_only_transitions_in_the_table_are_possible(state: State, cause: Input) -> None:
     shared = Handover(25)
     shared.state = state
     following = TRANSITIONS[state].get(cause)
