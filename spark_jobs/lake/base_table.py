@@ -49,9 +49,9 @@ class BaseTable:
     """Merged rows of one space. Every method that writes may be repeated."""
 
     def __init__(self, session: SparkSession, path: str, prefix: str | None = None) -> None:
-        """Read the table's state, and create nothing yet. Raises JobError if the table at the path is another job's or prefix's.
+        """Read the table's state, and create nothing yet.
 
-        Or if its layout is unknown to this version of the job.
+        Raises JobError if the table at the path is another job's or prefix's, or has a layout that this version doesn't know.
         """
         self.path = path
         self._session = session

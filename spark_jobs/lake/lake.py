@@ -67,10 +67,10 @@ class Lake:
         """
         self.session = session
         self.path = path.rstrip("/")
-        self._published = f"{self.path}/{_WATERMARK}"
-        state = delta_log.state(session, self._published)
-        self._told = None if state is None else state.properties.get(_EVENTS)
-        self._elsewhere = changes_path or self._told
+        self._watermark_path = f"{self.path}/{_WATERMARK}"
+        state = delta_log.state(session, self._watermark_path)
+        self._recorded_path = None if state is None else state.properties.get(_EVENTS)
+        self._elsewhere = changes_path or self._recorded_path
         self.changes_path = self._elsewhere or f"{self.path}/{CHANGES}"
         self.control_table = ControlTable(session, self.changes_path)
         # Events of another job's table are never removed.
@@ -86,8 +86,8 @@ class Lake:
 
     def check_changes(self, chosen: str | None) -> None:
         """Raise JobError if the tables were made from other events than those at the path `chosen` (None: the usual place)."""
-        if self._told != chosen and self.has_watermark():
-            before, now = (f"--changes {found}" if found else "a table of its own" for found in (self._told, chosen))
+        if self._recorded_path != chosen and self.has_watermark():
+            before, now = (f"--changes {found}" if found else "a table of its own" for found in (self._recorded_path, chosen))
             raise JobError(
                 f"The tables in {self.path} have been made from {before}, and now they would be from {now}, which may lack "
                 "events. Start the job with the former option, or with a new --path and a new --checkpoint."
@@ -113,11 +113,11 @@ class Lake:
 
     def has_watermark(self) -> bool:
         """Return whether a watermark is published."""
-        return delta_log.state(self.session, self._published) is not None
+        return delta_log.state(self.session, self._watermark_path) is not None
 
     def watermark(self) -> int:
         """Return the published watermark. Raises JobError if there is none."""
-        published = delta_log.state(self.session, self._published)
+        published = delta_log.state(self.session, self._watermark_path)
         if published is None:
             raise JobError(
                 f"There is no watermark in {self.path} yet: the job `current` publishes it with its first batch. "
@@ -127,24 +127,24 @@ class Lake:
 
     def late_topics(self) -> LateTopics | None:
         """Return what is noted about the topics; None if nothing is."""
-        published = delta_log.state(self.session, self._published)
+        published = delta_log.state(self.session, self._watermark_path)
         kept = None if published is None else published.properties.get(_TOPICS)
         return None if kept is None else LateTopics.from_json(kept)
 
     def note_topics(self, topics: LateTopics) -> None:
         """Note topics. A watermark must be published."""
-        tables.set_properties(self.session, self._published, {_TOPICS: topics.to_json()})
+        tables.set_properties(self.session, self._watermark_path, {_TOPICS: topics.to_json()})
 
     def publish(self, seq: int, topics: LateTopics | None = None) -> None:
         """Publish a watermark. The first one is published together with what is noted about the topics."""
         if self.has_watermark():
-            tables.set_properties(self.session, self._published, {_SEQ: str(seq)})
+            tables.set_properties(self.session, self._watermark_path, {_SEQ: str(seq)})
             return
         noted = {} if topics is None else {_TOPICS: topics.to_json()}
         # The usual place of the events isn't recorded, so that the complete folder can be moved.
         elsewhere = {} if self._elsewhere is None else {_EVENTS: self._elsewhere}
         columns = StructType([StructField("unused", LongType())])
-        tables.create(self.session, self._published, columns, {_SEQ: str(seq), **elsewhere, **noted})
+        tables.create(self.session, self._watermark_path, columns, {_SEQ: str(seq), **elsewhere, **noted})
 
     def space_of(self, name: str) -> str:
         """Return the space whose folder has this name. Raises JobError if there is none."""

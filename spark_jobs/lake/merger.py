@@ -137,7 +137,7 @@ class Merger:
     """None until the first step has found events."""
     _behind: EventsAfterMark = field(default_factory=EventsAfterMark)
     _batch: int = -1
-    _ends: dict[int, int] = field(default_factory=dict)
+    _marks_before: dict[int, int] = field(default_factory=dict)
     """The last watermark before each change of name or primary key that this step has reached, by the change's seq.
 
     It isn't the change's own seq: while the rows move, a reader as of that seq would find them under both names.
@@ -285,7 +285,7 @@ class Merger:
             mark = advance(found, completed, complete_up_to, is_all=is_quiet)
             self._known_seqs.advance(mark, max(found.last, complete_up_to))
         passed = {changes[0][1].seq for changes in control.forms.identity_changes()}
-        self._ends = {seq: last_end(found, completed, seq - 1) for seq in passed if found.after < seq <= self._mark}
+        self._marks_before = {seq: last_end(found, completed, seq - 1) for seq in passed if found.after < seq <= self._mark}
         return is_quiet
 
     def _count_unmerged(self, events: DataFrame, control: Control, since: int, complete: Collection[str]) -> None:
@@ -306,7 +306,7 @@ class Merger:
                 raise _collated(form)
             known = self._spaces.get(space)
             if known is None:
-                table = self._table(space, control)
+                table = self._open_table(space, control)
                 behind = events.where((F.col("space") == space) & (F.col("seq") > table.merged) & (F.col("seq") <= self._mark))
                 unmerged = counts.get(space, 0) if max(table.merged, 0) == since and space not in complete else behind.count()
                 known = self._spaces[space] = _Space(table, unmerged, time.monotonic())
@@ -316,7 +316,8 @@ class Merger:
             if form is not None and control.swept(form.space_id, self._mark) > known.swept.get(form.space_id, -1):
                 known.unmerged = max(known.unmerged, 1)
 
-    def _table(self, space: str, control: Control) -> BaseTable:
+    def _open_table(self, space: str, control: Control) -> BaseTable:
+        """Return a space's table with its present state, and create it if the space has a form. Raises JobError."""
         table = self.lake.table(space, self.topics.prefix)
         form = control.forms.at(space, self._mark)
         if form is not None:
@@ -406,7 +407,7 @@ class Merger:
             if seq > self._mark or (seq == self._mark and not is_quiet):
                 break
             # Such a change can take many seconds. What precedes it is consistent already.
-            self._publish(self._ends.get(seq, -1))
+            self._publish(self._marks_before.get(seq, -1))
             # All changes of this moment together, even if an earlier run has applied one of them: only together they show which
             # rows went to which table.
             self._carry_out(changes, control)
@@ -414,11 +415,12 @@ class Merger:
 
     def _is_settled(self, former: Form, form: Form, control: Control) -> bool:
         chosen = {space for space in (former.space, form.space) if self._is_chosen(space)}
-        return all(self._known(space, control).is_settled(form) for space in chosen)
+        return all(self._table(space, control).is_settled(form) for space in chosen)
 
-    def _known(self, space: str, control: Control) -> BaseTable:
+    def _table(self, space: str, control: Control) -> BaseTable:
+        """Return the table of a space, from here on one of those that the steps merge."""
         if space not in self._spaces:
-            self._spaces[space] = _Space(self._table(space, control), 0, time.monotonic())
+            self._spaces[space] = _Space(self._open_table(space, control), 0, time.monotonic())
         return self._spaces[space].table
 
     def _carry_out(self, changes: Sequence[tuple[Form, Form]], control: Control) -> None:
@@ -431,32 +433,32 @@ class Merger:
         sources = [(former, form) for former, form in changes if former.space in spaces]
         targets = [(former, form) for former, form in changes if form.space in spaces]
         for form in (*(former for former, _ in sources), *(form for _, form in targets)):
-            self._known(form.space, control).create(form)
+            self._table(form.space, control).create(form)
         for space in spaces:
             known = self._spaces[space]
             known.unmerged = max(known.unmerged, 1)
-        if not any(self._known(space, control).is_settled(form) for space in spaces for _, form in changes):
+        if not any(self._table(space, control).is_settled(form) for space in spaces for _, form in changes):
             self._merge_all(spaces, changes[0][1].seq, before)
         for former, form in targets:
-            table = self._known(form.space, control)
+            table = self._table(form.space, control)
             if former.space in spaces and table.pending_source_version(form) is None and not table.is_settled(form):
-                table.await_rows(form, self._known(former.space, control).version)
+                table.await_rows(form, self._table(former.space, control).version)
         taken = {}
         for former, form in targets:
-            table = self._known(form.space, control)
+            table = self._table(form.space, control)
             if not table.is_settled(form):
                 is_known = former.space in spaces
-                base = self._known(former.space, control).base(table.pending_source_version(form)) if is_known else table.base()
+                base = self._table(former.space, control).base(table.pending_source_version(form)) if is_known else table.base()
                 assert base is not None
                 # The rows of a space that the job doesn't read are unknown.
                 rows = base if is_known else Base(base.rows.limit(0), base.form)
                 taken[form.point] = self._brought_over(rows, former, form)
         for _, form in targets:
             if form.point in taken:
-                self._known(form.space, control).apply_form_change(taken[form.point], form, form)
+                self._table(form.space, control).apply_form_change(taken[form.point], form, form)
         filled = {form.space for _, form in targets}
         for former, form in sources:
-            source = self._known(former.space, control)
+            source = self._table(former.space, control)
             if former.space in filled:
                 source.apply_form_change(None, source.form, form)
             else:
