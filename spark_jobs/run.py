@@ -150,8 +150,8 @@ def _start(
     gate: Gate,
     trigger: Mapping[str, Any],
 ) -> StreamingQuery:
-    place = {"place": place} if (place := job.place(options)) else {}
-    owner = {"job": job.name, "prefix": topics.prefix, **place}
+    place = job.place(options)
+    owner = {"job": job.name, "prefix": topics.prefix, **({"place": place} if place else {})}
     check_owner(session, options.checkpoint, owner)
     control = [topics.control(name) for name in job.control_topics]
     own = None

@@ -68,7 +68,6 @@ class Current(Job):
             metavar="PATH",
             help="read the table that a job `changes` writes, instead of writing a table of events of this job's own",
         )
-
         parser.add_argument(
             "--fresh-views",
             action=argparse.BooleanOptionalAction,
@@ -137,10 +136,9 @@ class CurrentSink(Sink):
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """See `Sink.write`."""
-        if self._changes is not None:
-            self._changes.write(records, batch, query)
         seen = None
         if self._changes is not None:
+            self._changes.write(records, batch, query)
             seen = evidence(self._lake, self._positions, batch, has_before=not self._has_evidence)
             self._has_evidence = True
         if self._steps is not None:

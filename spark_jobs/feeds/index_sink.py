@@ -1,9 +1,9 @@
 """Sink of the job `search_index`: rows become documents (documents.py describes them).
 
-Workers write the documents of their partitions, each with its `seq` as an external version, so repeated, late or
-reordered events don't overwrite anything newer. The driver changes the indexes themselves, in steps that may
-be repeated. It creates an index from the space's form before its first document, adds mappings of new fields, raises the index's
-floor after a truncation, moves the alias when a space is renamed, and renames fields in documents.
+Workers write the documents of their partitions, each with its `seq` as an external version, so repeated, late or reordered events
+don't overwrite anything newer. The driver changes the indexes themselves, in steps that may be repeated. It creates an index from
+the space's form before its first document, adds mappings of new fields, raises the index's floor after a truncation, moves the
+alias when a space is renamed, and renames fields in documents.
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ class Target:
 
 @dataclass(frozen=True)
 class Plan:
-    """Data that the workers need, by space_id. Known spaces without a target are dropped or not chosen.
+    """Data that the workers need: targets and troubles by space_id, and the `known` forms, among them lost ones.
+
+    A space with known forms and without a target is dropped or not chosen, and its changes are passed over.
 
     `troubles` has a sentence for each space that OpenSearch can't take, or of which the schema topic has no form at all; its
     events are refused.

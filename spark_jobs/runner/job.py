@@ -127,7 +127,6 @@ class Job(ABC):
     takes_catalog: ClassVar[bool] = False
     """Whether the job itself creates tables in a catalog, with `options.location` instead of `options.path`. For any other job
     the program registers the tables that the sink names (`Sink.tables`) in the catalog."""
-
     reads_tables: ClassVar[bool] = False
     """Whether the job can read a table of events (`--changes`) instead of Kafka."""
 

@@ -22,6 +22,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract import control_topics
+from spark_jobs.contract.envelope import CONTROL_TOPICS
 from spark_jobs.contract.kafka_client import Identity, KafkaClient
 from spark_jobs.contract.owner import Owner
 from spark_jobs.contract.source import Topics
@@ -189,7 +190,7 @@ def _lacking(topics: Topics, there: Collection[str]) -> str | None:
     """Return a sentence about a prefix or --spaces without any topic; None if the daemon has none yet."""
     beginning = f"{topics.prefix}."
     under = sorted(topic for topic in there if topic.startswith(beginning))
-    control = {topics.control(name) for name in ("schema", "transaction", "snapshot", "checkpoint", "heartbeat", "dlq")}
+    control = {topics.control(name) for name in CONTROL_TOPICS}
     spaces = [topic.removeprefix(beginning) for topic in under if topic not in control]
     if spaces:
         return f"--spaces {topics.spaces!r} selects none of the spaces with topics: {_some(spaces)}."
