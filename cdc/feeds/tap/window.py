@@ -72,7 +72,3 @@ class AckWindow:
         elif waited > _LATE_SECONDS:
             self.interval = max(self.interval // 2, INTERVAL_MIN)
         return question.position
-
-    def waited_seconds(self, now: float) -> float:
-        """Return how long the oldest request has been open, in seconds; 0 if none is open."""
-        return now - self._questions[0].asked_at if self._questions else 0.0

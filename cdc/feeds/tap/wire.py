@@ -27,8 +27,6 @@ BODY_BYTES_MAX: Final = 72 * 1024
 NAME_BYTES_MAX: Final = 1024
 KEY_BYTES_MAX: Final = 65_535
 """Longest key that a header can announce, in bytes."""
-VBUCKETS_MAX: Final = 32_768
-"""Number of values of the hash."""
 
 
 class Opcode(IntEnum):
