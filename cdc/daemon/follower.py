@@ -64,7 +64,6 @@ from cdc.upstream.watch import Phase
 REQUEST_TURN_SECONDS: Final = 0.005
 """While a backfill runs: time to wait for stream rows before the publisher's queue is checked again."""
 
-
 RECOGNITION_SECONDS: Final = 3.0
 """Maximum time, in seconds, for which a daemon that is to stop when it has caught up waits for the rows to recognize."""
 
