@@ -17,11 +17,14 @@ pub struct BatchBuilder {
     pub messages: Vec<Message>,
     /// Total size of the batch's values in bytes, including those that it had before.
     pub byte_count: usize,
+    /// The last seq that was assigned.
     pub seq: u64,
     pub row_count: u64,
     /// Number of UPSERTs that the server merges.
     pub upsert_count: u64,
+    /// The master's time of the last row.
     pub timestamp: f64,
+    /// Whether BEGIN and END records are among the messages.
     pub has_records: bool,
     /// Whether the run stopped because the next transaction doesn't fit into the batch.
     pub is_full: bool,

@@ -1,5 +1,5 @@
-//! The compiled row path: the processing of each row, without holding Python's lock. The Python modules are its specification;
-//! `cdc.native` decides which of the two runs.
+//! The compiled row path: the processing of each row, without holding Python's lock. The Python modules are its
+//! specification; `cdc.native` decides which of the two runs.
 //!
 //! A module has the name of the Python module that it is the twin of; docs/architecture.md lists them, and those without a twin.
 //!

@@ -25,9 +25,9 @@ pub struct Arrivals {
 }
 
 impl Arrivals {
-    /// Return the index before which all are certain if the synchronous transactions up to lsn `confirmed` are, and the last lsn
-    /// that is confirmed thereby, 0 if none is: a RAFT_CONFIRM releases everything before the first synchronous transaction past its
-    /// lsn. As CONFIRMs name only earlier transactions, it is enough to know the highest lsn.
+    /// Return the index before which all are certain if the lsns up to `confirmed` are confirmed, and the lsn of the last
+    /// synchronous transaction before it, 0 if there is none. A RAFT_CONFIRM releases everything before the first synchronous
+    /// transaction past its lsn. As CONFIRMs name only earlier transactions, it is enough to know the highest lsn.
     pub fn certain_until(&self, confirmed: u64) -> (usize, u64) {
         let count = self.lsns.partition_point(|lsn| *lsn <= confirmed);
         let last = count.checked_sub(1).map_or(0, |index| self.lsns[index]);
@@ -64,11 +64,15 @@ enum Arrival {
     Confirm(u64),
 }
 
-/// Return the complete transactions from row `at` on, up to the first one that is uncommon to the limbo: of another origin, with
-/// a system row, with any control row but a RAFT_CONFIRM of earlier transactions of its own origin, without its last row (what waits
-/// is cut into parts, and there it would have no end), not past lsn `after`, or malformed.
-/// `waiting` is the lsn of the last synchronous transaction that waits before them, 0 if none does; then there are no arrivals if
-/// the first one doesn't concern the limbo.
+/// Return the complete transactions from row `at` on, up to the first one that is uncommon to the limbo:
+///
+/// - a malformed one, one of another origin, or one that isn't past lsn `after`
+/// - one with a system row
+/// - one without its last row: what waits is cut into parts, and there it would have no end
+/// - a control row, unless it is a RAFT_CONFIRM of earlier transactions of its own origin
+///
+/// `waiting` is the lsn of the last synchronous transaction that waits before them, 0 if none waits. If none waits and the first
+/// transaction doesn't concern the limbo, there are no arrivals.
 pub fn arrivals(
     data: &[u8],
     rows: &[Row],

@@ -243,8 +243,8 @@ impl RowPath {
         self.path.remove_all_plans();
     }
 
-    /// Handle complete transactions from row `at` (inclusive) to `stop` (exclusive); for `certain` see stream_events.rs. `vclock`, `seq` and
-    /// `byte_count` are the current values; the result contains the new ones.
+    /// Handle complete transactions from row `at` (inclusive) to `stop` (exclusive); for `certain` see stream_events.rs.
+    /// `vclock`, `seq` and `byte_count` are the current values; the result contains the new ones.
     #[allow(clippy::too_many_arguments)]
     fn run(
         &mut self,

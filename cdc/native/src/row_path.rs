@@ -51,9 +51,13 @@ pub struct RowPath {
     pub synchronous: HashSet<u64>,
     /// Progress of a snapshot.
     pub snapshot: SnapshotProgress,
+    /// Pieces of the transaction that is being handled.
     pub shared: Shared,
+    /// Where the fields of the primary key begin in the row that is being handled.
     pub places: Vec<usize>,
+    /// Number of the transaction's events so far, by space.
     pub orders: Vec<(u64, u64)>,
+    /// Buffers for rows with images.
     pub work: Work,
     /// Number of rows for which the store is read next; smaller if their tuples are large.
     pub fetch_rows: usize,

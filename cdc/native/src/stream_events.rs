@@ -2,8 +2,8 @@
 //! the hot path.
 //!
 //! A transaction is handled completely or not at all. If it contains anything uncommon (rows of the schema, the cluster's
-//! internal rows, rows of a space without a plan, values that json_values.rs refuses), it is handed back unchanged to the Python path. The
-//! same holds for anything that must be reported. The Python path handles the transaction, or reports why it can't.
+//! internal rows, rows of a space without a plan, values that json_values.rs refuses), or anything that must be reported, it is
+//! handed back unchanged to the Python path, which handles the transaction, or reports why it can't.
 
 use crate::batch::BatchBuilder;
 use crate::codec::{extent, space_id_of, whole_until, Extent, Row};
@@ -55,9 +55,9 @@ impl Ahead {
 }
 
 impl RowPath {
-    /// Handle all complete transactions from row `at` on, until one must be handed back or the batch is full; return the index of
-    /// the next row. If they are `certain` arrivals, the limbo has released all of them; otherwise those that may have to wait are
-    /// handed back.
+    /// Handle all complete transactions from row `at` on, until one must be handed back or the batch is full; return the index
+    /// of the next row. If they are `certain` arrivals, the limbo has released all of them; otherwise those that may have to
+    /// wait are handed back.
     #[allow(clippy::too_many_arguments)] // each value has another owner in Python
     pub fn run(
         &mut self,
