@@ -256,15 +256,15 @@ class Lake:
             changes=self.changes_path,
             control=self.control_table.path,
             forgotten=None if self.forgotten_table is None else self.forgotten_table.path,
-            up_to=_settled_up_to(form.space, forms, table),
+            up_to=_first_unapplied(form.space, forms, table),
         )
 
     def form_at(self, space: str, up_to: int, table: BaseTable) -> tuple[Form, int]:
         """Return the space's form as of an event, and the seq up to which this table can show its rows. Raises JobError."""
         forms = self.control_table.read().forms
-        settled = _settled_up_to(space, forms, table)
-        bound = min(up_to, settled)
-        form = forms.at(space, bound - 1 if bound == settled else bound)
+        unapplied = _first_unapplied(space, forms, table)
+        bound = min(up_to, unapplied)
+        form = forms.at(space, bound - 1 if bound == unapplied else bound)
         if form is None:
             raise JobError(
                 f"The topic <prefix>.schema has no form of space {space!r}, from which the columns of its table are made. This "
@@ -279,7 +279,7 @@ def lake_folder(space: str) -> str:
     return folder(space, (CHANGES, _WATERMARK))
 
 
-def _settled_up_to(space: str, forms: Forms, table: BaseTable) -> int:
+def _first_unapplied(space: str, forms: Forms, table: BaseTable) -> int:
     """Return the seq of the space's first change of name or key that its table hasn't applied; LAST if there is none.
 
     The space's rows can't be shown after that seq yet.

@@ -16,7 +16,7 @@ examined again after a start, so `mark` soon passes that place.
 A reader of a space as of a seq (`up_to`; without one, there is no limit) uses the version of the table with the highest
 `merged ≤ up_to`, and on top of it the events in `merged < seq ≤ bound`:
 
-    forgotten ≤ merged ≤ bound = min(up_to, settled)
+    forgotten ≤ merged ≤ bound = min(up_to, unapplied)
                                               └ the first change of name or key that the space's table hasn't applied
 
 Rows up to the `floor` are gone by a truncation among these events, or by the sweep of a snapshot that has ended by `bound`.
