@@ -58,11 +58,11 @@ class Writing:
 class Target:
     """Destination of a space's documents.
 
-    `index` is the alias to write to, `floor` the seq of the last truncation, `form` the latest schema_version, and `labels` has
+    `alias` is the alias to write to, `floor` the seq of the last truncation, `form` the latest schema_version, and `labels` has
     the latest names for fields of older forms, by schema_version.
     """
 
-    index: str
+    alias: str
     floor: int
     form: int
     labels: Mapping[int, Sequence[str]]
@@ -345,7 +345,7 @@ class SearchIndexSink(Sink):
         stale = self._indexes.matching(name, documents.labelled_before(since))
         actions = (
             Action(
-                target.index,
+                target.alias,
                 identity,
                 version,
                 documents.relabelled_source(source, names, target.form),
@@ -392,7 +392,7 @@ class SearchIndexSink(Sink):
             assert self._plan is not None
             before = int(time.time() * 1000) - self._forget_after_ms
             for target in self._plan.targets.values():
-                self._removals.ask(target.index, target.index, documents.expired(target.floor, before))
+                self._removals.ask(target.alias, target.alias, documents.expired(target.floor, before))
             self._forgotten_at = now
 
 
@@ -479,7 +479,7 @@ class Actions:
                     sentence = f"{where(Place(*place))}: no document can be made of the row: {_fault(error)}"
                     report.refused.append(Refused(Place(*place), sentence))
                     continue
-            yield Action(target.index, documents.document_id(key), seq, body, Place(*place))
+            yield Action(target.alias, documents.document_id(key), seq, body, Place(*place))
 
     def _document(self, row: str, change: Change, target: Target, form: int) -> str:
         names = target.labels.get(form)
