@@ -247,7 +247,10 @@ def transaction_records(transaction_id: str, counts: Sequence[tuple[str, int]], 
 
 
 class SpaceCount(NamedTuple):
-    """One space in a snapshot record: its number of rows, and the seq up to which its events are past (cdc.stream.snapshot)."""
+    """One space in a snapshot record: its number of rows, and the seq after which the last event of each row must come.
+
+    Other rows are gone (cdc.stream.snapshot).
+    """
 
     space: str
     space_id: int

@@ -60,9 +60,9 @@ class Rekeyed:
 class Position:
     """A transaction boundary of the stream, with everything that is needed to resume from it.
 
-    `vclock` is settled: everything up to it is durable or needs no publishing. `seq` is the last assigned number. During a
-    snapshot, `vclock` is where its stream will begin. While there are any `rekeyed` spaces, the stream waits: their rows are
-    published first.
+    `vclock` covers the transactions whose events come before the position, and those that need no publishing. `seq` is the last
+    assigned number. During a snapshot, `vclock` is where its stream will begin. While there are any `rekeyed` spaces, the stream
+    waits: their rows are published first.
     """
 
     vclock: VClock = field(default_factory=VClock)
@@ -72,7 +72,7 @@ class Position:
     server_uuid: UUID | None = None
     snapshot: SnapshotState | None = None
     doubtful: frozenset[bytes] = frozenset()
-    """Keys of the state store whose tuple isn't the master's (cdc.images)."""
+    """Keys whose tuple in the state store isn't the master's, each with its space's id as its beginning (Images.doubts)."""
     rekeyed: tuple[Rekeyed, ...] = ()
     last_rows: tuple[LastRow, ...] = ()
     """The last rows of some origins, as `server_uuid` sent them. One that isn't at the vclock's lsn says nothing about it."""

@@ -65,8 +65,8 @@ DEFINITION_BYTES: Final = 1024
 """Approximate memory of a waiting `_space` row besides its frame, in bytes."""
 _OF_SPACES: Final = DATA_TYPES | {Type.NOP}
 _LSN_SPAN: Final = 1 << 64
-"""Modulus of an lsn, which is a signed number of 64 bits and is sent as unsigned. If an asynchronous transaction, which has no
-lsn in its queue, stands first, 2.6 rolls back everything that waits by "from -1 on"."""
+"""Modulus of an lsn, which is a signed number of 64 bits and is sent as unsigned. A negative one occurs in 2.6: if an
+asynchronous transaction, which has no lsn in its queue, is at the head, 2.6 rolls back everything by ROLLBACK -1."""
 
 
 class LimboState(msgspec.Struct, frozen=True):
