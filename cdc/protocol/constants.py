@@ -109,7 +109,6 @@ class ErrorCode:
     CFG: Final = 59
     UNKNOWN_REPLICA: Final = 62
     REPLICASET_UUID_MISMATCH: Final = 63
-    MISSING_SNAPSHOT: Final = 93
     SYSTEM: Final = 115
     LOADING: Final = 116
     CONNECTION_TO_SELF: Final = 117

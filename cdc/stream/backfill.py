@@ -217,11 +217,11 @@ def _row(context: EventContext, space: SpaceEvents, tuple_: bytes, pieces: tuple
 
 def encoder_of(spaces: Spaces, space_id: int) -> SpaceEvents | None:
     """Return the encoder of a space's rows; None if the space is gone or isn't published."""
-    space = spaces.compiled.get(space_id)
+    space = spaces.encoders.get(space_id)
     if space is None:
         try:
-            # Not added to `spaces.compiled`: for some spaces, the stream must do more at the first row than make its event.
-            space = spaces.compile(spaces.form(space_id))
+            # Not added to `spaces.encoders`: for some spaces, the stream must do more at the first row than make its event.
+            space = spaces.new_encoder(spaces.form(space_id))
         except SchemaError:
             return None
     return space

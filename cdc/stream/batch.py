@@ -95,7 +95,7 @@ class BatchBuilder:
         self.parts = []
         self.byte_count = 0
 
-    def discard(self, position: Position, changes: Changes) -> Batch:
+    def take_catch_up(self, position: Position, changes: Changes) -> Batch:
         """Return the batch of a catch-up, without messages. The collected topics are kept: later batches need them."""
         batch = Batch([], 0, 0, self.row_count, position, True, self.stored, [], self.timestamp, changes, True)
         self.parts, self.stored = [], {}

@@ -47,7 +47,7 @@ class Boundaries:
         assert self._images is not None
         self._reach(self._events.position)
         earlier.extend(self._images.take())
-        batch = self._builder.discard(self._events.base, earlier)
+        batch = self._builder.take_catch_up(self._events.base, earlier)
         batch.numbers = self._images.numbers
         return batch
 

@@ -1,7 +1,7 @@
 """The compiled row path of one connection: the spaces whose rows it handles, and its runs.
 
-    spaces.compiled[id] = …  ─▶ a plan there          CompiledRowPath.run ─▶ messages, and where it stopped
-    spaces.compiled.pop(id)  ─▶ no plan any more           │ the next transaction is uncommon
+    spaces.encoders[id] = …  ─▶ a plan there          CompiledRowPath.run ─▶ messages, and where it stopped
+    spaces.encoders.pop(id)  ─▶ no plan any more           │ the next transaction is uncommon
                                                            ▼
                                                       the Python path (cdc.stream.python_stream)
 
@@ -39,7 +39,7 @@ def compiled_row_path(options: PipelineOptions, source: bytes, transaction_topic
     return _new_row_path(source, options.tombstones, records_from, transaction_topic, options.batch_bytes_max)
 
 
-class CompiledSpaces(dict[Any, SpaceEvents | None]):
+class Encoders(dict[Any, SpaceEvents | None]):
     """Encoders of the spaces, None for an unpublished one.
 
     Keeps the compiled path's plans in step. Rows of synchronous spaces are handled there only after the limbo has released them.

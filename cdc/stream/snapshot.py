@@ -101,7 +101,7 @@ class Snapshot:
                 if rekeyed.space_id in published:
                     self._emptied.add(rekeyed.space_id)
                     self._broadcast_truncation(published[rekeyed.space_id])
-        spaces.compiled.clear()
+        spaces.encoders.clear()
         spaces.schema.begin_snapshot()
 
     def feed(self, frames: Frames, now_us: int) -> Iterator[None]:
@@ -173,7 +173,7 @@ class Snapshot:
             if changes is None:
                 # No row of the space has arrived, but the store may have some.
                 self._record_whether_known(form)
-                self._spaces.compile(form)
+                self._spaces.new_encoder(form)
                 changes = self._spaces.image_changes.get(form.space_id)
             if changes is None:
                 continue
@@ -197,7 +197,7 @@ class Snapshot:
         """Complete the snapshot after `missing`; return the position, from which the stream can be subscribed to."""
         self._now_us = now_us
         # In the stream, rows of some spaces need more than their event, so every space takes the slow path again.
-        self._spaces.compiled.clear()
+        self._spaces.encoders.clear()
         forms = self._spaces.published_forms()
         assert self.position.snapshot is not None
         sweep_seq = self.position.snapshot.sweep_seq
@@ -221,15 +221,15 @@ class Snapshot:
     def _rows(self, rows: Iterable[tuple[Header, Body, bytes]]) -> Iterator[None]:
         """Make the events of rows, in order; yield whenever the batch is full."""
         builder, bytes_max = self._builder, self._builder.bytes_max
-        compiled, counts, publishes = self._spaces.compiled, self._counts, self._publishes
+        encoders, counts, publishes = self._spaces.encoders, self._counts, self._publishes
         image_changes = self._spaces.image_changes
         for header, body, frame in rows:
             space_id = body.get(SPACE_ID)
             try:
-                is_compiled = space_id in compiled
+                has_encoder = space_id in encoders
             except TypeError as error:  # an array or a map
                 raise malformed_in_snapshot(frame) from error
-            space = compiled[space_id] if is_compiled else self._slow_path_encoder(header, body, frame)
+            space = encoders[space_id] if has_encoder else self._slow_path_encoder(header, body, frame)
             if space is None:
                 continue
             try:
@@ -314,10 +314,10 @@ class Snapshot:
         try:
             form = self._spaces.form(space_id)
             self._record_whether_known(form)
-            space = self._spaces.compile(form)
+            space = self._spaces.new_encoder(form)
         except SchemaError as error:
             raise at_row(error, SNAPSHOT, INSERT, 0, body_of(frame)) from error
-        self._spaces.compiled[space_id] = space
+        self._spaces.encoders[space_id] = space
         return space
 
     def _complete_schema(self) -> None:
@@ -331,8 +331,8 @@ class Snapshot:
             if self._spaces.is_wanted(space_id):
                 form = self._spaces.form(space_id)
                 self._record_whether_known(form)
-                self._spaces.compiled[space_id] = self._spaces.compile(form)
-        for _ in self._rows(row for row in rows if self._spaces.compiled.get(row[1][SPACE_ID]) is not None):
+                self._spaces.encoders[space_id] = self._spaces.new_encoder(form)
+        for _ in self._rows(row for row in rows if self._spaces.encoders.get(row[1][SPACE_ID]) is not None):
             pass  # the rows of system spaces go into the batch of the first user's row
 
     def _publish_changed_forms(self) -> None:

@@ -1,8 +1,8 @@
-"""The published spaces at the current position: their forms, topics and compiled encoders, and the reports of their changes.
+"""The published spaces at the current position: their forms, topics and encoders, and the reports of their changes.
 
-An encoder is compiled from a form, whichever row path uses it. The hot loops look up a row's encoder in `compiled`. A space is
+An encoder is made from a form, whichever row path uses it. The hot loops look up a row's encoder in `encoders`. A space is
 in it as long as nothing about it changes. Rows of all other spaces take the slow path, which publishes changed forms
-(`publish_schema_changes`) before it compiles an encoder for them.
+(`publish_schema_changes`) before it makes an encoder for them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cdc.schema.forms import ChangeKind, SpaceForm, StoredSpace
 from cdc.schema.keys import is_keyable
 from cdc.schema.tracker import SchemaTracker
 from cdc.stream.batch import BatchBuilder
-from cdc.stream.compiled_rows import CompiledSpaces, compiled_row_path
+from cdc.stream.compiled_rows import Encoders, compiled_row_path
 from cdc.stream.options import Surroundings
 
 ChangedBy = tuple[int, int, int]
@@ -61,15 +61,15 @@ class Spaces:
         images: Images | None = None,
     ) -> None:
         self._images = images
-        # Of the spaces with images: their last compiled ImageChanges.
+        # Of the spaces with images: their last ImageChanges.
         self.image_changes: dict[Any, ImageChanges] = {}
         self.schema = schema
         # Spaces with a changed primary key, whose rows are still kept, or known, under the old one.
         self._to_rekey: list[SpaceForm] = []
         self.row_path = compiled_row_path(surroundings.options, envelope.source, builder.names.control(topics.TRANSACTION))
-        """The compiled row path, which has the encoders of `compiled`, too; None where only the Python path is available."""
+        """The compiled row path, which has those of `encoders`, too; None where only the Python path is available."""
         # None for a space that isn't published.
-        self.compiled = CompiledSpaces(self.row_path)
+        self.encoders = Encoders(self.row_path)
         self._is_included = surroundings.options.space_filter()
         self._names = builder.names
         self._envelope = envelope
@@ -116,7 +116,7 @@ class Spaces:
         """Return the form at this position. Raises SchemaError if the space can't have rows."""
         return self.schema.form(space_id)
 
-    def compile(self, form: SpaceForm) -> SpaceEvents | None:
+    def new_encoder(self, form: SpaceForm) -> SpaceEvents | None:
         """Return the encoder of a space's events, None if it isn't published. Raises ConfigurationError for its topic's name."""
         if self.is_published(form):
             return self.events_of(form)
@@ -165,8 +165,8 @@ class Spaces:
         return space
 
     def discard_encoder(self, space_id: int) -> None:
-        """Remove a space's encoder, so that it is compiled again."""
-        self.compiled.pop(space_id, None)
+        """Remove a space's encoder, so that it is made again."""
+        self.encoders.pop(space_id, None)
 
     def take_rekeyed(self) -> list[SpaceForm]:
         """Return the spaces since the last call whose rows have to be moved to another primary key."""

@@ -1,6 +1,6 @@
 """Turns complete transactions of the stream into events in the batch, in order.
 
-The transactions are certain, and are handled by the schema at their position. Rows of spaces whose encoder is compiled are looked
+The transactions are certain, and are handled by the schema at their position. Rows of spaces that have an encoder are looked
 up in a dict; all others take the way through `_slow_path_encoder`: system rows, and rows of spaces that are met anew.
 
 This module doesn't know whether a transaction had to wait, whether its events are already published, and what a batch is.
@@ -110,16 +110,16 @@ class StreamEvents:
 
         If not, the batch is full, and must be taken before the remaining rows.
         """
-        builder, spaces, refusals, transaction = self._builder, self._spaces.compiled, self._refusals, fragments.transaction
+        builder, encoders, refusals, transaction = self._builder, self._spaces.encoders, self._refusals, fragments.transaction
         tombstones, bytes_max = self._options.tombstones, builder.bytes_max
         for kind, lsn, body, frame in rows:
             space_id = body.get(SPACE_ID)
             row_number = fragments.row_number
             try:
-                is_compiled = space_id in spaces
+                has_encoder = space_id in encoders
             except TypeError as error:  # an array or a map
                 raise malformed(transaction, kind, lsn, body_of(frame)) from error
-            space = spaces[space_id] if is_compiled else self._slow_path_encoder(fragments, kind, lsn, body, frame)
+            space = encoders[space_id] if has_encoder else self._slow_path_encoder(fragments, kind, lsn, body, frame)
             fragments.row_number = row_number + 1
             builder.row_count += 1
             if space is None:
@@ -148,7 +148,7 @@ class StreamEvents:
         return True
 
     def _slow_path_encoder(self, fragments: EventFragments, kind: int, lsn: int, body: Body, frame: bytes) -> SpaceEvents | None:
-        """Return the encoder for a row whose space isn't compiled, or None if the row has no event."""
+        """Return the encoder for a row whose space has none, or None if the row has no event."""
         if kind not in DATA_TYPES:
             if kind in SYNCHRO_TYPES and fragments.transaction.row_count > 1:
                 raise malformed(fragments.transaction, kind, lsn, body_of(frame))  # the master always writes it by itself
@@ -175,16 +175,16 @@ class StreamEvents:
             self._truncate(fragments, emptied, *self._schema_row_at)
 
     def _space(self, space_id: int, fragments: EventFragments) -> SpaceEvents | None:
-        """Return a newly compiled encoder for a space's rows; None if they aren't published."""
+        """Return a new encoder for a space's rows; None if they aren't published."""
         self._publish_changed_forms(fragments)
         if space_id in self._rekeyed:
             self._rekey_at_once()
         form = self._spaces.form(space_id)
-        space = self._spaces.compile(form)
+        space = self._spaces.new_encoder(form)
         if space is not None and space_id in self._rekeyed:
             self._suppress_events(space)
         if space_id not in TRACKED_SPACES:  # their rows must take the slow path every time
-            self._spaces.compiled.put(space_id, space, is_synchronous=form.is_sync)
+            self._spaces.encoders.put(space_id, space, is_synchronous=form.is_sync)
         return space
 
     def _publish_changed_forms(self, fragments: EventFragments) -> None:
