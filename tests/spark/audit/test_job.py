@@ -428,9 +428,11 @@ def test_an_older_copy_of_the_checkpoint_or_of_the_state_is_refused(auditor: Aud
 def test_a_state_of_another_version_is_refused(auditor: Auditor) -> None:
     auditor.take(put("c", row(1), 1))
     (kept,) = (auditor.path / "state").glob("query.*")
-    state = json.loads(kept.read_text())
-    del state["state"]["told_up_to"]
-    kept.write_text(json.dumps(state))
+    members = json.loads(kept.read_text())
+    state = json.loads(members["state"])
+    del state["told_up_to"]
+    kept.write_text(json.dumps({**members, "state": json.dumps(state)}))
+    (kept.parent / f".{kept.name}.crc").unlink(missing_ok=True)  # otherwise the file is damaged, not of another version
     auditor.restart()
     with pytest.raises(JobError, match=r"doesn't know \('told_up_to' is missing\).*new --path and an empty --checkpoint"):
         auditor.take(put("c", row(2), 2))
