@@ -217,9 +217,12 @@ class TransactionQueue:
         )
 
     def entries(self, bytes_max: int) -> list[Entry]:
-        """Return all transactions if they are in memory, in at most `bytes_max` bytes; otherwise none."""
-        in_memory = not self._files and all(entry.spool is None for entry in self._memory)
-        return list(self._memory) if in_memory and sum(len(entry.data) for entry in self._memory) <= bytes_max else []
+        """Return all transactions if they are in memory, in at most `bytes_max` bytes together with other queues'; otherwise
+        none."""
+        # The caller asks again and again, so a long queue must not be looked through: its sum is known.
+        if self._files or self._waiting.memory_byte_count - ENTRY_BYTES * self.count > bytes_max:
+            return []
+        return list(self._memory) if all(entry.spool is None for entry in self._memory) else []
 
     def drop_from(self, lsn: int) -> int | None:
         """Drop the first synchronous transaction at or past `lsn` and all after it; return its lsn, or None if there is none."""
