@@ -27,7 +27,7 @@ from cdc.stream.transactions.ahead import Ahead
 from cdc.stream.transactions.transaction import Transaction
 
 CHANGES_MAX: Final = 10_000
-"""Maximum number of row changes of the catch-up that are passed on together."""
+"""Maximum number of row changes of the catch-up that are passed on together; fewer once their events would fill a batch."""
 
 
 class CatchUp:
@@ -69,7 +69,8 @@ class CatchUp:
         if VClock(self._events.vclock) == self.until.vclock:
             yield self._end()
             return True
-        if len(self._changes) + self._images.change_count + len(self._builder.parts) > CHANGES_MAX:
+        count = len(self._changes) + self._images.change_count + len(self._builder.parts)
+        if self._builder.is_full or count > CHANGES_MAX:
             yield self.take_batch()
         return False
 

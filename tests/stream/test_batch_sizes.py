@@ -171,6 +171,18 @@ def test_what_is_read_again_for_the_images(memory: int, monkeypatch: pytest.Monk
     check(batch for batch in found if not batch.is_catch_up)
 
 
+def test_what_is_read_again_is_bounded_by_its_size_too() -> None:
+    """A CONFIRM releases much at once, for the images alone."""
+    data = [row(11, Type.INSERT, flags=SYNC), *rows(Type.INSERT, 12)[:-1], confirm(1000, 11)]
+    images = Images(MemoryTuples(), [space_form()])
+    target = follow(images, catch_up_to=replace(BEGIN, vclock=VClock({1: 1000})))
+    found = list(target.feed(frames_of(b"".join(data)), NOW_US))
+    assert all(batch.is_catch_up for batch in found)
+    sizes = [sum(len(key) + len(tuple_ or b"") for key, tuple_ in batch.changes) for batch in found]
+    assert sum(sizes) > COUNT * len(LONG)
+    assert max(sizes) < BOUND + 2 * len(LONG)
+
+
 @pytest.mark.parametrize("what", ["lacks all", "has all otherwise"])
 def test_a_snapshot(what: str) -> None:
     target = follow(filled())
