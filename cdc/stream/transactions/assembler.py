@@ -110,7 +110,7 @@ class Assembler:
                 if open_ is not None:
                     add(_ended(open_, frames, columns, start, index, next_tsn=lsn))
                     open_ = None
-                flags = header[_FLAGS] if _FLAGS in header else 0  # noqa: SIM401 - half the cost of get()
+                flags = _checked_int(header[_FLAGS], "flags", header) if _FLAGS in header else 0
                 add(Transaction(replica_id, lsn, lsn, timestamp, flags, [(kind, lsn, bodies[index], raws[index])], None, 1))
                 continue
             tsn = lsn - _checked_int(header[_TSN], "tsn", header)
