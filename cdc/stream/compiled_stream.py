@@ -15,8 +15,8 @@ that are certain are run as if they had never waited. The others are held as the
                   run     └────────── held ─────────────────╫──▶ run, and then      └──── held ───┘
                                                             ║    49 is passed over
 
-What the limbo can't decide by the highest confirmed lsn alone (ROLLBACK, PROMOTE, several origins, DDL behind what waits) goes
-to its queues by the Python path, and everything held before it.
+What the limbo can't decide by the highest confirmed lsn alone (ROLLBACK, PROMOTE, several origins, DDL behind what waits), and a
+transaction without its last row, which only a later row ends, go to its queues by the Python path, and everything held before.
 
 An unfinished transaction waits here as its bytes.
 """
