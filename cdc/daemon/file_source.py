@@ -31,7 +31,7 @@ from cdc.daemon.runner import PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.daemon.start import options_of
 from cdc.errors import CdcError, ConfigurationError, PositionError, SnapshotNeededError
-from cdc.ops.backfill_queue import SnapshotRequests
+from cdc.ops.backfill_queue import BackfillQueue
 from cdc.ops.status import Status
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
@@ -58,7 +58,7 @@ class Files:
         config: Config,
         status: Status,
         is_stopping: threading.Event,
-        requests: SnapshotRequests,  # noqa: ARG002 - there is no server to take one from
+        requests: BackfillQueue,  # noqa: ARG002 - there is no server to take one from
         *,
         directories: Sequence[Path],
         follows: bool = False,

@@ -32,7 +32,7 @@ from cdc.daemon.runner import PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.daemon.start import doubts_about_spaces
 from cdc.errors import ConnectionLostError, ProtocolError, SilenceError
-from cdc.ops.backfill_queue import SnapshotRequests
+from cdc.ops.backfill_queue import BackfillQueue
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
@@ -79,7 +79,7 @@ class Follower:
         plan: StartPlan,
         ballot: Ballot,
         *,
-        requests: SnapshotRequests | None = None,
+        requests: BackfillQueue | None = None,
         is_lost: Callable[[], bool] = lambda: False,
     ) -> None:
         """Prepare to follow the server with this `ballot` according to `plan`.
@@ -90,7 +90,7 @@ class Follower:
         self._is_lost = is_lost
         self._plan = plan
         self._master_vclock = ballot.vclock
-        self._requests = SnapshotRequests() if requests is None else requests
+        self._requests = BackfillQueue() if requests is None else requests
         self._requests.restart()
         config, status = context.config, context.status
         self._config = config
@@ -283,7 +283,7 @@ class Follower:
                     case _:
                         raise AssertionError(f"{event} in the stream")
             self._note_recognized()
-            self._republish(is_busy=any(isinstance(event, StreamRows) for event in events))
+            self._backfill(is_busy=any(isinstance(event, StreamRows) for event in events))
             if catches_up_with is not None:
                 if pipeline.ledger.acknowledged.covers(catches_up_with):
                     # The next connection registers.
@@ -304,7 +304,7 @@ class Follower:
                 snapshot_id=str(snapshot.open_request),
             )
 
-    def _republish(self, *, is_busy: bool) -> None:
+    def _backfill(self, *, is_busy: bool) -> None:
         """Submit one chunk of a requested backfill, after the events of all transactions so far."""
         publisher, requests = self._publisher, self._requests
         if publisher.has_room:

@@ -22,7 +22,7 @@ from cdc.daemon.follower import Follower
 from cdc.daemon.monitor import UpstreamMonitor
 from cdc.daemon.start import rules
 from cdc.errors import CdcError, PositionError
-from cdc.ops.backfill_queue import SnapshotRequests
+from cdc.ops.backfill_queue import BackfillQueue
 from cdc.ops.status import Status
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.failure import LogDamagedError
@@ -39,7 +39,7 @@ from cdc.upstream.selection import Answer, Choice, Needed
 class Members:
     """`Source` that follows one of the replica set's members."""
 
-    def __init__(self, config: Config, status: Status, is_stopping: threading.Event, requests: SnapshotRequests) -> None:
+    def __init__(self, config: Config, status: Status, is_stopping: threading.Event, requests: BackfillQueue) -> None:
         """See NewSource. No member is asked yet."""
         self._config = config
         self._status = status

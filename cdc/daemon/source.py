@@ -9,7 +9,7 @@ from typing import Protocol
 from cdc.config import Config
 from cdc.daemon.beginning import Beginning
 from cdc.errors import CdcError
-from cdc.ops.backfill_queue import SnapshotRequests
+from cdc.ops.backfill_queue import BackfillQueue
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 
@@ -63,5 +63,5 @@ class Source(Protocol):
 class NewSource(Protocol):
     """Factory of a daemon's source."""
 
-    def __call__(self, config: Config, status: Status, is_stopping: threading.Event, requests: SnapshotRequests) -> Source:
+    def __call__(self, config: Config, status: Status, is_stopping: threading.Event, requests: BackfillQueue) -> Source:
         """Return a source. It updates `status`, ends streams when `is_stopping` is set, and serves backfill `requests`."""

@@ -21,7 +21,7 @@ import structlog
 
 from cdc.errors import RequestError
 from cdc.positions.position import Position
-from cdc.stream.backfill import CHUNK_BYTES, Republication
+from cdc.stream.backfill import CHUNK_BYTES, Backfill
 from cdc.stream.batch import Batch
 from cdc.stream.pipeline import Pipeline
 
@@ -40,7 +40,7 @@ class _Request:
     is_withdrawn: bool = False
 
 
-class SnapshotRequests:
+class BackfillQueue:
     """The queue. Any thread may call `submit` and `to_json`; only the daemon's thread may use the rest."""
 
     def __init__(self, *, start_alone: bool = False) -> None:
@@ -51,7 +51,7 @@ class SnapshotRequests:
         """Whether a stream is being followed, so that requests can be accepted."""
         self._lock = threading.Lock()
         self._waiting: deque[_Request] = deque()
-        self._current: Republication | None = None
+        self._current: Backfill | None = None
         # Position of the end of the current request, once all its chunks have been made.
         self._end: Position | None = None
         self._not_before = 0.0
@@ -110,7 +110,7 @@ class SnapshotRequests:
         """Start the current request again, also if it is made but not durable: there is another connection and another
         pipeline."""
         if self._current is not None:
-            self._current = Republication(self._current.names, starts_alone=self._start_alone)
+            self._current = Backfill(self._current.names, starts_alone=self._start_alone)
         self._awaits_checkpoint = self.is_open = False
         self._end = None
         self._not_before = 0.0
@@ -152,18 +152,18 @@ class SnapshotRequests:
                 request = self._waiting.popleft()
                 if request.is_withdrawn:
                     continue
-                self._current = Republication(request.names, starts_alone=self._start_alone)
+                self._current = Backfill(request.names, starts_alone=self._start_alone)
                 try:
-                    return pipeline.republish(self._current, now_us)
+                    return pipeline.backfill(self._current, now_us)
                 except RequestError as error:
                     self._current, request.error = None, error
                 finally:
                     request.is_answered.set()
         return None
 
-    def _next(self, pipeline: Pipeline, current: Republication, now_us: int) -> Batch | None:
+    def _next(self, pipeline: Pipeline, current: Backfill, now_us: int) -> Batch | None:
         try:
-            return pipeline.republish(current, now_us)
+            return pipeline.backfill(current, now_us)
         except RequestError as error:
             # The request began on another connection, and the set of published spaces has changed since.
             self._log.warning("rows can't be published again any more", spaces=list(current.names), reason=str(error))
@@ -171,7 +171,7 @@ class SnapshotRequests:
             return None
 
 
-def _has_begun(current: Republication, pipeline: Pipeline) -> bool:
+def _has_begun(current: Backfill, pipeline: Pipeline) -> bool:
     """Return whether the request's number is settled; a request without a number counts as begun."""
     state = pipeline.ledger.settled.snapshot
     return state is not None and state.snapshot_id >= current.snapshot_id

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from cdc import log
-from cdc.ops.backfill_queue import SnapshotRequests
+from cdc.ops.backfill_queue import BackfillQueue
 from cdc.positions.vclock import VClock
 from cdc.stream.commits.publisher_statistics import PublisherStatistics
 from cdc.stream.reports.limbo_watch import OverdueQuorum
@@ -63,7 +63,7 @@ class Status:
     merging_upsert_count: int = 0
     """Number of UPSERTs of vinyl spaces from a server that may merge them, so that their result there is uncertain."""
     doubtful_key_count: int = 0
-    requests: SnapshotRequests | None = None
+    requests: BackfillQueue | None = None
     kafka: PublisherStatistics = field(default_factory=PublisherStatistics)
     stalled_after_seconds: float = 15.0
     started_at: float = field(default_factory=time.time)

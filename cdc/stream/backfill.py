@@ -59,7 +59,7 @@ class Chunk(NamedTuple):
     is_last: bool
 
 
-class Republication:
+class Backfill:
     """Progress of one request in one pipeline."""
 
     def __init__(self, names: Iterable[str], *, starts_alone: bool = False) -> None:

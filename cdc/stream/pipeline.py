@@ -29,7 +29,7 @@ from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Frames
 from cdc.schema.forms import SpaceForm, StoredSpace
 from cdc.schema.tracker import SchemaTracker
-from cdc.stream.backfill import Republication
+from cdc.stream.backfill import Backfill
 from cdc.stream.batch import Batch, BatchBuilder
 from cdc.stream.boundaries import Boundaries
 from cdc.stream.catch_up import CatchUp
@@ -244,7 +244,7 @@ class Pipeline:
         self._snapshot = None
         yield self._batch()
 
-    def republish(self, request: Republication, now_us: int) -> Batch:
+    def backfill(self, request: Backfill, now_us: int) -> Batch:
         """Return the next chunk of the requested rows, between two calls of `feed`.
 
         Raises the errors of `feed`, and RequestError.

@@ -23,7 +23,7 @@ from cdc.daemon.start import known_before
 from cdc.errors import CdcError, ConnectionLostError, ForeignServerError, OtherHistoryError, Remedy, ServerError
 from cdc.kafka.publisher import Publisher
 from cdc.local.ports import free_port
-from cdc.ops.backfill_queue import SnapshotRequests
+from cdc.ops.backfill_queue import BackfillQueue
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 from cdc.protocol.failure import LogDamagedError
@@ -52,7 +52,7 @@ class Scene:
         self.publisher._thread.start()
         self.writer = StateWriter(config.state.path / "images", "x", 0.0)
         self.checkpoint = Checkpoint()
-        self.status, self.requests, self.is_stopping = Status("x"), SnapshotRequests(), threading.Event()
+        self.status, self.requests, self.is_stopping = Status("x"), BackfillQueue(), threading.Event()
         self.members = Members(config, self.status, self.is_stopping, self.requests)
         self.observations = Observations()
 

@@ -10,12 +10,12 @@ import pytest
 import structlog
 
 from cdc.errors import EncodingError, RequestError
-from cdc.ops.backfill_queue import SnapshotRequests
+from cdc.ops.backfill_queue import BackfillQueue
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.protocol.extensions import OpaqueExtension
 from cdc.stream import backfill
-from cdc.stream.backfill import Republication
+from cdc.stream.backfill import Backfill
 from cdc.upstream import start
 from cdc.upstream.start import Known
 from tests.fakes.pipelines import NOW_US
@@ -35,11 +35,11 @@ class Asking(Shop):
         for number in range(3, 6):
             self.master.insert("users", number)
         self.follow()
-        self.request = Republication(names or ["users"])
+        self.request = Backfill(names or ["users"])
 
     def chunk(self) -> list[Sent]:
         """What the next chunk publishes."""
-        self.replica.submit(self.replica.pipeline.republish(self.request, NOW_US))
+        self.replica.submit(self.replica.pipeline.backfill(self.request, NOW_US))
         self.replica.commit()
         return self.news()
 
@@ -191,7 +191,7 @@ def test_restart_in_the_middle(flushes: bool, changes: bool) -> None:
     assert ended.value["seq"] == last.source["seq"] + changes
     assert [event.op for event in events] == ["c"]
     assert shop.snapshot_state == SnapshotState(2, is_complete=True, row_count=2, request_count=1)
-    shop.request = Republication(["users"])
+    shop.request = Backfill(["users"])
     sent = shop.rest()
     assert ids(sent) == [1, 2, 3, 4, 5, *([6] if changes else []), 7]
     assert sent[0].key == {"snapshot_id": "3"}
@@ -274,7 +274,7 @@ def test_space_that_is_not_published(name: str) -> None:
 def test_without_images() -> None:
     shop = Shop()
     with pytest.raises(RequestError, match="images"):
-        shop.replica.pipeline.republish(Republication(["users"]), NOW_US)
+        shop.replica.pipeline.backfill(Backfill(["users"]), NOW_US)
 
 
 def test_space_that_is_not_kept() -> None:
@@ -308,7 +308,7 @@ def test_large_rows_make_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_after_another_and_again_on_the_next_connection() -> None:
-    shop, requests = Asking(), SnapshotRequests()
+    shop, requests = Asking(), BackfillQueue()
     errors: list[RequestError] = []
 
     def ask(*names: str) -> threading.Thread:
@@ -350,8 +350,8 @@ def test_one_after_another_and_again_on_the_next_connection() -> None:
 
 
 def test_what_may_be_seen_before_it_is_committed_waits_until_the_checkpoint_knows_of_the_request() -> None:
-    shop, requests = Asking(), SnapshotRequests(start_alone=True)
-    requests._current = Republication(["users"], starts_alone=True)
+    shop, requests = Asking(), BackfillQueue(start_alone=True)
+    requests._current = Backfill(["users"], starts_alone=True)
 
     def chunk() -> list[Sent] | None:
         batch = requests.chunk(shop.replica.pipeline, NOW_US, queued_bytes=0, is_busy=False)
@@ -379,8 +379,8 @@ def test_what_may_be_seen_before_it_is_committed_waits_until_the_checkpoint_know
 
 def test_what_kafka_throws_away_is_made_once_more() -> None:
     """All of a request was handed over, and the transaction that had it was aborted: nobody has seen a row."""
-    shop, requests = Asking(), SnapshotRequests()
-    requests._current = Republication(["users"])
+    shop, requests = Asking(), BackfillQueue()
+    requests._current = Backfill(["users"])
 
     def chunks() -> list[int]:
         made: list[int] = []
@@ -407,7 +407,7 @@ def test_what_kafka_throws_away_is_made_once_more() -> None:
 
 
 def test_nobody_answers() -> None:
-    requests = SnapshotRequests()
+    requests = BackfillQueue()
     with pytest.raises(RequestError, match="busy"):
         requests.submit(["users"], 0.01)
     shop = Asking()
@@ -415,13 +415,13 @@ def test_nobody_answers() -> None:
 
 
 def test_gives_way_to_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    shop, requests = Asking(), SnapshotRequests()
+    shop, requests = Asking(), BackfillQueue()
     with pytest.raises(RequestError):
         requests.submit(["nobody"], 0.0)
     now = iter([100.0, 101.0, 102.9, 103.1, 103.2])
     # Not the clock of all modules: other threads read it, too.
     monkeypatch.setattr("cdc.ops.backfill_queue.time", SimpleNamespace(monotonic=lambda: next(now)))
-    requests._current = Republication(["users"])
+    requests._current = Backfill(["users"])
     made = [requests.chunk(shop.replica.pipeline, NOW_US, queued_bytes=0, is_busy=True) is not None for _ in range(3)]
     assert made == [True, False, True]
 

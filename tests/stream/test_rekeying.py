@@ -427,14 +427,14 @@ def test_several_spaces_in_one_transaction(life: Rekeying) -> None:
 
 def test_a_request_for_rows_that_is_running(life: Rekeying) -> None:
     """It shows all rows under the keys that they have now, and events around them fit."""
-    request = backfill.Republication(["things"])
-    life.replica.submit(life.replica.pipeline.republish(request, 0))
+    request = backfill.Backfill(["things"])
+    life.replica.submit(life.replica.pipeline.backfill(request, 0))
     life.replica.commit()
     life.master.alter_key("things", BY_CODE)
     life.master.insert("things", *row(6))
     life.follow()
     while not request.is_complete:
-        life.replica.submit(life.replica.pipeline.republish(request, 0))
+        life.replica.submit(life.replica.pipeline.backfill(request, 0))
     life.replica.commit()
     shown = ops(life.news())
     assert shown == codes(6, 5, 4, 3, 2, 1)
