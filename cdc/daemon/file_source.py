@@ -15,7 +15,6 @@ synchronous transactions differently, and compute some rows differently.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +23,6 @@ from typing import Final
 
 import structlog
 
-from cdc.config import Config
 from cdc.daemon.beginning import Beginning, RunContext
 from cdc.daemon.clock import now_us
 from cdc.daemon.runner import PipelineRunner, Server
@@ -32,7 +30,6 @@ from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.daemon.start import options_of
 from cdc.errors import CdcError, ConfigurationError, PositionError, SnapshotNeededError
 from cdc.ops.backfill_queue import BackfillQueue
-from cdc.ops.status import Status
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.sources.log_directory import LogDirectory, LogFile, join
@@ -55,19 +52,15 @@ class Files:
 
     def __init__(
         self,
-        config: Config,
-        status: Status,
-        is_stopping: threading.Event,
+        context: RunContext,
         requests: BackfillQueue,  # noqa: ARG002 - there is no server to take one from
         *,
         directories: Sequence[Path],
         follows: bool = False,
     ) -> None:
         """See NewSource. `follows`: after the last file, wait for what a server appends."""
-        self._config = config
-        self._status = status
-        self._is_stopping = is_stopping
-        self._directory = LogDirectory(*directories, block_bytes_max=config.source.frame_bytes_max)
+        self._context = context
+        self._directory = LogDirectory(*directories, block_bytes_max=context.config.source.frame_bytes_max)
         self._follows = follows
         self._back_off = BackOff()
         # Origin and lsn of a transaction that only a snapshot can replace.
@@ -82,9 +75,8 @@ class Files:
     @contextmanager
     def opened(self, beginning: Beginning) -> Iterator[Replayer]:
         """See `Source.opened`. The goal is the end of the files."""
-        context = RunContext(self._config, self._status, self._is_stopping)
         needs_in_snapshot = self._needs_in_snapshot if beginning.known.forced is not None else None
-        replayer = Replayer(context, beginning, self._directory, follows=self._follows, needs_in_snapshot=needs_in_snapshot)
+        replayer = Replayer(self._context, beginning, self._directory, follows=self._follows, needs_in_snapshot=needs_in_snapshot)
         try:
             yield replayer
         finally:

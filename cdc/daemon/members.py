@@ -7,7 +7,6 @@ cdc.upstream.failover decides which member is chosen, and for how long members a
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,14 +15,12 @@ from uuid import UUID
 
 import structlog
 
-from cdc.config import Config
 from cdc.daemon.beginning import Beginning, RunContext
 from cdc.daemon.follower import Follower
 from cdc.daemon.monitor import UpstreamMonitor
 from cdc.daemon.start import rules
 from cdc.errors import CdcError, PositionError
 from cdc.ops.backfill_queue import BackfillQueue
-from cdc.ops.status import Status
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.failure import LogDamagedError
 from cdc.sources.connection import Connection
@@ -39,16 +36,16 @@ from cdc.upstream.selection import Answer, Choice, Needed
 class Members:
     """`Source` that follows one of the replica set's members."""
 
-    def __init__(self, config: Config, status: Status, is_stopping: threading.Event, requests: BackfillQueue) -> None:
+    def __init__(self, context: RunContext, requests: BackfillQueue) -> None:
         """See NewSource. No member is asked yet."""
+        config = context.config
+        self._context = context
         self._config = config
-        self._status = status
-        self._is_stopping = is_stopping
         self._requests = requests
         self._log = structlog.get_logger().bind(name=config.name)
         self._instance_uuid = instance_uuid(config.name)
         self._failover = Failover(len(config.source.uris), rules(config))
-        self._monitor = UpstreamMonitor(config.source, config.source.timeouts, status)
+        self._monitor = UpstreamMonitor(config.source, config.source.timeouts, context.status)
         # The member that was chosen last.
         self._index = 0
         # Members that couldn't read their logs, and haven't proved since that they can read the end of them.
@@ -146,7 +143,7 @@ class Members:
         if plan.snapshot is not None and self._index in self._damaged:
             self._check_end_of_log(theirs, ballot)
         return Follower(
-            RunContext(self._config, self._status, self._is_stopping),
+            self._context,
             beginning,
             connection,
             plan,

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from cdc.config import Config
-from cdc.daemon.beginning import Beginning
+from cdc.daemon.beginning import Beginning, RunContext
 from cdc.errors import CdcError
 from cdc.ops.backfill_queue import BackfillQueue
-from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 
 
@@ -63,5 +60,5 @@ class Source(Protocol):
 class NewSource(Protocol):
     """Factory of a daemon's source."""
 
-    def __call__(self, config: Config, status: Status, is_stopping: threading.Event, requests: BackfillQueue) -> Source:
-        """Return a source. It updates `status`, ends streams when `is_stopping` is set, and serves backfill `requests`."""
+    def __call__(self, context: RunContext, requests: BackfillQueue) -> Source:
+        """Return a source. It updates the status, ends streams when the daemon is to stop, and serves backfill `requests`."""

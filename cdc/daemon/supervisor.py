@@ -33,7 +33,7 @@ from cdc.config import Config
 from cdc.daemon import admission
 from cdc.daemon.admission import StartOptions, StateDirectoryLock, StateMissingError
 from cdc.daemon.backoff import jittered
-from cdc.daemon.beginning import Beginning, Goal, Observations
+from cdc.daemon.beginning import Beginning, Goal, Observations, RunContext
 from cdc.daemon.given_numbers import GivenNumbers
 from cdc.daemon.members import Members
 from cdc.daemon.row_path import new_row_work_lock, tune_garbage_collector
@@ -126,7 +126,7 @@ class Daemon:
         patience = config.kafka.stalled_after_ms / 1000
         self.status = Status(config.name, row_path=native.ROW_PATH, requests=self._requests, stalled_after_seconds=patience)
         self._stall_watch = StallWatch(self.status)
-        self._source = new_source(config, self.status, self._is_stopping, self._requests)
+        self._source = new_source(RunContext(config, self.status, self._is_stopping), self._requests)
         # With take_over, http.listen is opened only after the daemon that uses it has stopped.
         self._listens_later = False
         self._server = self._listen()

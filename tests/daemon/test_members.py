@@ -17,7 +17,7 @@ from pydantic import SecretStr
 import cdc.sources.log_end
 from cdc.commands.verify import verify
 from cdc.config import Config, parse
-from cdc.daemon.beginning import Beginning, Goal, Observations
+from cdc.daemon.beginning import Beginning, Goal, Observations, RunContext
 from cdc.daemon.members import Members
 from cdc.daemon.start import known_before
 from cdc.errors import CdcError, ConnectionLostError, ForeignServerError, OtherHistoryError, Remedy, ServerError
@@ -53,7 +53,7 @@ class Scene:
         self.writer = StateWriter(config.state.path / "images", "x", 0.0)
         self.checkpoint = Checkpoint()
         self.status, self.requests, self.is_stopping = Status("x"), BackfillQueue(), threading.Event()
-        self.members = Members(config, self.status, self.is_stopping, self.requests)
+        self.members = Members(RunContext(config, self.status, self.is_stopping), self.requests)
         self.observations = Observations()
 
     def beginning(self, *, until_caught_up: bool) -> Beginning:
@@ -126,7 +126,8 @@ def test_rows_can_be_asked_for_while_the_stream_flows_and_not_after(scene: Scene
 
 def test_a_member_that_is_not_there_is_waited_for_longer_and_longer(scene: Scene) -> None:
     source = scene.config.source.model_copy(update={"uris": [SecretStr("cdc:secret@127.0.0.1:1")]})
-    members = Members(scene.config.model_copy(update={"source": source}), scene.status, scene.is_stopping, scene.requests)
+    config = scene.config.model_copy(update={"source": source})
+    members = Members(RunContext(config, scene.status, scene.is_stopping), scene.requests)
     delays = []
     for _ in range(3):
         with pytest.raises(ConnectionLostError) as caught, members.opened(scene.beginning(until_caught_up=True)):
@@ -296,7 +297,7 @@ def members_of(scene: Scene, uris: list[str], **sections: dict[str, Any]) -> Mem
     for name, values in sections.items():
         config = config.model_copy(update={name: getattr(config, name).model_copy(update=values)})
     scene.config = config
-    return Members(config, scene.status, scene.is_stopping, scene.requests)
+    return Members(RunContext(config, scene.status, scene.is_stopping), scene.requests)
 
 
 @pytest.mark.parametrize(
