@@ -17,14 +17,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract.envelope import SOURCE, parse
 from spark_jobs.contract.source import Topics
 from spark_jobs.delta.codegen import varying
 from spark_jobs.delta.tables import Table
 from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS, CHANGES_COLUMNS, DATE, SOURCE_FIELDS_OF_CHANGES, event_rows
-from spark_jobs.lake.control import KINDS, ControlTable
+from spark_jobs.lake.control import KINDS, ControlTable, without_control
 from spark_jobs.lake.event_table import USUAL_RULES, AppendRules, EventTable
 from spark_jobs.lake.positions import KafkaPositions, Positions
 from spark_jobs.lake.typed_events import TypedEventsSink
@@ -127,7 +126,6 @@ class EventsSink(Sink):
         """Name the table, and create nothing yet."""
         self._topics = topics
         self._layout = layout
-        self._control_topics = [topics.control(kind) for kind in KINDS]
         self._table = EventTable(
             session,
             path,
@@ -147,7 +145,7 @@ class EventsSink(Sink):
         return event_rows(self._parsed(records), self._layout.columns)
 
     def _parsed(self, records: DataFrame) -> DataFrame:
-        records = records.where(~F.col("topic").isin(*self._control_topics))
+        records = without_control(records, self._topics)
         return parse(records, source_fields=self._layout.source_fields, names=self._topics.names)
 
 

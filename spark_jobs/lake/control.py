@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract.control_topics import Completed, completed, started
 from spark_jobs.contract.forms import Forms
+from spark_jobs.contract.source import Topics
 from spark_jobs.delta import delta_log, tables
 from spark_jobs.delta.codegen import interpreting
 
@@ -77,3 +79,8 @@ class ControlTable:
 
 def _values(rows: Sequence[Row], kind: str) -> list[str]:
     return [row["value"] for row in sorted(rows, key=lambda row: int(row["position"])) if row["kind"] == kind]
+
+
+def without_control(records: DataFrame, topics: Topics) -> DataFrame:
+    """Return the records of the spaces' topics."""
+    return records.where(~F.col("topic").isin(*(topics.control(kind) for kind in KINDS)))

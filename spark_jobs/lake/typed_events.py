@@ -23,7 +23,7 @@ from spark_jobs.contract.source import Topics
 from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS, event_rows
-from spark_jobs.lake.control import KINDS
+from spark_jobs.lake.control import without_control
 from spark_jobs.lake.event_table import AppendRules, EventTable, table_is_gone
 from spark_jobs.lake.field_columns import FieldColumns
 from spark_jobs.runner.checkpoint import MadeTables
@@ -62,7 +62,6 @@ class TypedEventsSink(Sink):
         self._made = made
         self._always = always
         self._schema_topic = topics.control("schema")
-        self._control_topics = [topics.control(kind) for kind in KINDS]
         self._read_topic = read_topic or (lambda topic: topics.read(session, topic))
         self._forms = Forms(self._schema_topic, ())
         self._tables: dict[str, TypedEventTable] = {}
@@ -80,7 +79,7 @@ class TypedEventsSink(Sink):
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """See `Sink.write`."""
-        records = records.where(~F.col("topic").isin(*self._control_topics))
+        records = without_control(records, self._topics)
         rows = event_rows(parse(records, names=self._topics.names), CHANGELOG_COLUMNS).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             forms, lost = self._forms_of(rows)
