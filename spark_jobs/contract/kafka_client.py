@@ -32,33 +32,33 @@ class KafkaClient:
         self._topics = topics
         self._consumer: Any = None
 
-    def partitions(self) -> dict[str, list[int]]:
-        """Return the partitions of all topics that the job may see."""
-        found = dict(self._connected().listTopics())
-        return {str(topic): [int(one.partition()) for one in partitions] for topic, partitions in found.items()}
+    def names(self) -> set[str]:
+        """Return the names of all topics that the job may see."""
+        return set(str(self._jvm.java.lang.String.join("\n", self._connected().listTopics().keySet())).split())
 
     def of_spaces(self) -> list[str]:
         """Return the topics that the job's stream reads, without control topics. Some may be another daemon's."""
         matcher = self._jvm.java.util.regex.Pattern.compile(self._topics.pattern())
-        return [topic for topic in self.partitions() if matcher.matcher(topic).matches()]
+        # A cluster can have thousands of topics, and each question to Java takes half a millisecond.
+        under = [topic for topic in self.names() if topic.startswith(f"{self._topics.prefix}.")]
+        return [topic for topic in under if matcher.matcher(topic).matches()]
 
     def ends(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
         """Return the ends of the partitions of those topics that exist, including records of open transactions."""
+        make = self._jvm.org.apache.kafka.common.TopicPartition
         places = self._jvm.java.util.ArrayList()
-        for topic, partitions in self.partitions().items():
-            if topic in topics:
-                for partition in partitions:
-                    places.add(self._jvm.org.apache.kafka.common.TopicPartition(topic, partition))
-        found = dict(self._connected().endOffsets(places))
-        return {(str(place.topic()), int(place.partition())): int(end) for place, end in found.items()}
+        listed = self._connected().listTopics()
+        for topic in topics:
+            partitions = listed.get(topic)
+            for partition in range(0 if partitions is None else partitions.size()):
+                places.add(make(topic, partition))
+        return dict(map(_end, _entries(self._connected().endOffsets(places))))
 
     def identity(self, topics: Collection[str]) -> Identity:
         """Return the cluster's id and the ids of those topics that exist."""
-        known = self.partitions()
         wanted = self._jvm.java.util.ArrayList()
-        for topic in topics:
-            if topic in known:
-                wanted.add(topic)
+        for topic in self.names().intersection(topics):
+            wanted.add(topic)
         with self._admin() as admin:
             cluster = admin.describeCluster().clusterId().get()
             described = dict(admin.describeTopics(wanted).allTopicNames().get())
@@ -91,3 +91,15 @@ class KafkaClient:
             settings.put("value.deserializer", bytes_)
             self._consumer = self._jvm.org.apache.kafka.clients.consumer.KafkaConsumer(settings)
         return self._consumer
+
+
+def _entries(found: Any) -> list[str]:
+    """Return the entries of a Java map as `key=value`, with one question to Java for all of them. No text may have a comma."""
+    return [entry for entry in str(found.toString()).strip("{}").split(", ") if entry]
+
+
+def _end(entry: str) -> tuple[tuple[str, int], int]:
+    """Return a partition and its end, written as `topic-partition=end`; a topic's name can have a dash, too."""
+    place, _, end = entry.rpartition("=")
+    topic, _, partition = place.rpartition("-")
+    return (topic, int(partition)), int(end)

@@ -137,7 +137,7 @@ class EventTable:
         """
         if isinstance(self.path, tables.CatalogTable) and not self._is_there():
             raise table_is_gone(self.path)
-        found = self._transactions()
+        found = self._state().transactions
         if not lanes.holds(claim.number, self._lane, found):
             raise self._taken_over()
         return found
@@ -169,14 +169,14 @@ class EventTable:
             " a table if the --spaces of each lists its spaces by name, as in 'users|orders', and no two have the same.)"
         )
 
-    def _transactions(self) -> Mapping[str, int]:
-        """Return the table's transaction numbers. Raises JobError if there is no table any more."""
+    def _state(self) -> delta_log.TableState:
+        """Return the table's state. Raises JobError if there is no table any more."""
         if isinstance(self.path, tables.CatalogTable):
             self._location = self._location or tables.table_location(self._session, self.path)
         found = delta_log.state(self._session, self._location or str(self.path))
         if found is None:
             raise table_is_gone(self.path)
-        return found.transactions
+        return found
 
     def _adopt(self, rows: DataFrame, query: str) -> _Claim:
         """Make the table belong to this query, and return its claim."""
@@ -186,7 +186,7 @@ class EventTable:
             # Delta's own function to create a table would fail if the folder already contains other tables.
             empty = self._session.createDataFrame([], rows.schema).write.format("delta").partitionBy(*self._partition_by)
             empty.options(**self._properties).mode("append").save(self.path)
-        found, _ = tables.describe(self._session, self.path)
+        found = self._state().properties
         if found.get(PREFIX, self._prefix) != self._prefix:
             raise JobError(
                 f"The table at {self.path} holds the events of the prefix {found[PREFIX]!r}, whose seq is independent of that of "
@@ -195,7 +195,7 @@ class EventTable:
         kept = json.loads(found.get(f"{_CLAIM}{self._spaces}", "{}"))
         if kept.get("query") == query:
             claim = _Claim(**kept)
-            if lanes.holds(claim.number, self._lane, self._transactions()):
+            if lanes.holds(claim.number, self._lane, self._state().transactions):
                 return claim
         number = self._claim_lanes(rows)
         # Read after the claim, so that no other query can add events meanwhile.
@@ -210,7 +210,7 @@ class EventTable:
         """Claim this query's lane, and the others with the same events; return the claim's number."""
         empty = self._session.createDataFrame([], rows.schema)
         for _ in range(_TRIES):
-            before = self._transactions()
+            before = self._state().transactions
             claimed = lanes.claimed(self._spaces, before)
             number = lanes.next_claim(claimed, before, random.randint(1, lanes.JUMP_MAX))  # noqa: S311 - no secret
             try:
@@ -225,7 +225,7 @@ class EventTable:
                     )
             except ConcurrentTransactionException:
                 continue
-            if lanes.holds(number, self._lane, self._transactions()):
+            if lanes.holds(number, self._lane, self._state().transactions):
                 return number
         raise self._taken_over()
 

@@ -61,14 +61,14 @@ class OwnTopics:
 
         A prefix without topics is an error with `ends_without_topics`, and else a line on stderr.
         """
-        there = self._client.partitions()
+        there = self._client.names()
         selected = {*self._client.of_spaces(), *self._control}
         last = last_begun_batch(self._session, self._checkpoint)
         read = set() if last is None else {topic for topic, _ in offsets_of_batch(self._session, self._checkpoint, last)}
         self._check_identity(read)
-        if left_out := sorted((read & there.keys()) - selected):
+        if left_out := sorted((read & there) - selected):
             raise _left_out(self._checkpoint, left_out, self._topics.spaces)
-        if not there.keys() & selected - self._control:
+        if not there & selected - self._control:
             said = _lacking(self._topics, there)
             if ends_without_topics and said is not None:
                 raise JobError(said)
@@ -87,7 +87,7 @@ class OwnTopics:
         doubtful = owner is None or owner.is_doubtful
         unknown = {topic for topic, end in ends.items() if end} - self._own - self._control
         if (unknown or doubtful) and self._client.ends([self._schema]) != self._schema_ends:
-            self._learn(self._client.partitions(), job)
+            self._learn(self._client.names(), job)
         self._topics.known.foreign = frozenset(topic for topic in unknown if not self._is_own(topic, ends[topic], job))
 
     def _is_own(self, topic: str, end: int, job: str) -> bool:

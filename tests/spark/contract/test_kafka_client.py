@@ -1,0 +1,75 @@
+"""What Kafka's Java clients say of topics, with a real broker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from py4j.java_gateway import GatewayClient
+from pyspark.sql import SparkSession
+
+from cdc.local.interface import KafkaServer
+from spark_jobs.contract.kafka_client import KafkaClient
+from spark_jobs.contract.source import Topics
+from tests.spark.messages import put
+from tests.spark.test_live import TIMEOUT_SECONDS, Daemon, daemon
+
+__all__ = ["daemon"]
+pytestmark = pytest.mark.spark
+
+
+def create(kafka: KafkaServer, *names: str) -> None:
+    """Create topics with three partitions."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    for created in admin.create_topics([NewTopic(name, 3, 1) for name in names]).values():
+        created.result(TIMEOUT_SECONDS)
+
+
+def test_ends_and_ids_are_those_of_the_topics_that_exist(spark: SparkSession, kafka: KafkaServer, daemon: Daemon) -> None:
+    create(kafka, f"{daemon.prefix}.a-1", f"{daemon.prefix}x.users")
+    daemon.send(put("c", {"id": 1}, 1))
+    topics = Topics(kafka.bootstrap_servers, daemon.prefix)
+    client = KafkaClient(spark, topics)
+    asked = [topics.of_space(name) for name in ("users", "a-1", "none")]
+    ends = client.ends(asked)
+    # A transaction's end marker is a record, too.
+    assert [(topic, end) for (topic, _), end in ends.items() if end] == [(asked[0], 2)]
+    assert {place for place in ends if place[0] == asked[1]} == {(asked[1], partition) for partition in range(3)}
+    assert ends.keys() == client.ends(asked[:2]).keys()
+    assert client.ends([]) == {}
+    assert sorted(client.of_spaces()) == sorted(asked[:2])
+    assert client.names() >= {*asked[:2], f"{daemon.prefix}x.users"}
+    found = client.identity(asked)
+    assert found.cluster
+    assert found.topics.keys() == set(asked[:2])
+    assert len(set(found.topics.values())) == 2
+
+
+def test_topics_of_others_cost_no_questions_to_java(
+    spark: SparkSession, kafka: KafkaServer, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = KafkaClient(spark, Topics(kafka.bootstrap_servers, daemon.prefix))
+    questions = 0
+    send = GatewayClient.send_command
+
+    def counted(*given: Any, **named: Any) -> Any:
+        nonlocal questions
+        questions += 1
+        return send(*given, **named)
+
+    def asked() -> int:
+        before = questions
+        topics = client.of_spaces()
+        client.ends(topics)
+        client.identity(topics)
+        return questions - before
+
+    monkeypatch.setattr(GatewayClient, "send_command", counted)
+    asked()  # it connects
+    before = asked()
+    create(kafka, *(f"{daemon.prefix}{number}.users" for number in range(20)))
+    assert len([name for name in client.names() if name.startswith(daemon.prefix)]) > 20
+    # Java's memory of objects that Python has dropped is cleared by the way, at times that nobody chooses.
+    assert asked() < before + 20
