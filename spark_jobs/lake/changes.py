@@ -52,7 +52,7 @@ CHANGES: Final = Layout(CHANGES_COLUMNS, SOURCE_FIELDS_OF_CHANGES, ("space",), _
 CHANGES_BY_DATE: Final = Layout({**CHANGES_COLUMNS, "date": DATE}, SOURCE_FIELDS_OF_CHANGES, ("space", "date"), _PROPERTIES)
 CHANGELOG: Final = Layout(CHANGELOG_COLUMNS, SOURCE.names, ("space", "date"))
 
-_FEW: Final = 10_000
+_SMALL_BATCH: Final = 10_000
 """Number of records up to which a batch is small: one task per Kafka partition would then take longer than the records do."""
 
 
@@ -195,7 +195,7 @@ class ChangesSink(EventsSink):
         """Return whether a batch has few records. It is False for a run's first batch, as only the end of a batch is known."""
         before, read = self._read, self._positions.read_up_to(batch)
         self._read = batch, read
-        return before is not None and before[0] == batch - 1 and distance(before[1], read) <= _FEW
+        return before is not None and before[0] == batch - 1 and distance(before[1], read) <= _SMALL_BATCH
 
 
 def add_deduplicate(parser: argparse.ArgumentParser) -> None:

@@ -33,7 +33,7 @@ Spark sorts rows by the first eight bytes of the first column, and compares comp
 texts begin alike (`{"id":12`), their hashes don't.
 """
 
-_FEW: Final = 50_000
+_FEW_UNMERGED: Final = 50_000
 """Number of events up to which their keys are sent to all tasks that read merged rows. With more, these rows are shuffled."""
 
 
@@ -127,7 +127,7 @@ def current_rows(base: Base | None, unmerged: Unmerged | None, form: Form, *, fa
     shown = newest.where("not _deleted").select(*columns)
     if kept is None:
         return shown
-    if unmerged.count <= _FEW:
+    if unmerged.count <= _FEW_UNMERGED:
         # Computing the newest rows a second time is cheaper than shuffling the merged rows.
         return kept.join(F.broadcast(newest.select("_key")), "_key", "left_anti").select(*columns).unionByName(shown)
     hashed = kept.withColumn(_HASH, F.xxhash64("_key"))

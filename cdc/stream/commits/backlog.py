@@ -36,12 +36,6 @@ class Backlog:
         oldest = self._oldest
         return oldest[0] if oldest is not None else None
 
-    @property
-    def oldest_timestamp(self) -> float | None:
-        """When the source wrote the oldest uncommitted batch's last row (seconds since the epoch, 0 if unknown), or None."""
-        oldest = self._oldest
-        return oldest[1] if oldest is not None else None
-
     def age(self, now: float, epoch_now: float) -> float:
         """Return the age of the oldest uncommitted batch, in seconds; 0 if there is none.
 

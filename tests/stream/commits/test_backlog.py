@@ -7,19 +7,19 @@ from cdc.stream.commits.backlog import PRODUCER_QUEUE_BYTES, Backlog
 
 def test_quiet_source_waits_for_nothing() -> None:
     backlog = Backlog()
-    assert (backlog.oldest_since, backlog.oldest_timestamp, backlog.stalled_since()) == (None, None, None)
+    assert (backlog.oldest_since, backlog.age(12.0, 12.0), backlog.stalled_since()) == (None, 0.0, None)
     backlog.submitted(10.0, 5.0)
     backlog.committed(11.0, 1)
-    assert (backlog.oldest_since, backlog.oldest_timestamp, backlog.stalled_since()) == (None, None, None)
+    assert (backlog.oldest_since, backlog.age(12.0, 12.0), backlog.stalled_since()) == (None, 0.0, None)
 
 
 def test_the_oldest_that_is_not_committed() -> None:
     backlog = Backlog()
     for moment in (10.0, 20.0, 30.0):
         backlog.submitted(moment, moment - 1)
-    assert (backlog.oldest_since, backlog.oldest_timestamp) == (10.0, 9.0)
+    assert (backlog.oldest_since, backlog.age(0.0, 100.0)) == (10.0, 91.0)
     backlog.committed(31.0, 2)
-    assert (backlog.oldest_since, backlog.oldest_timestamp) == (30.0, 29.0)
+    assert (backlog.oldest_since, backlog.age(0.0, 100.0)) == (30.0, 71.0)
 
 
 def test_age_is_that_of_the_oldest() -> None:
@@ -67,11 +67,11 @@ def test_aborts_and_new_producers_make_nothing_younger() -> None:
     backlog.submitted(10.0, 7.0)
     for moment in (20.0, 30.0, 40.0):
         backlog.aborted()
-        assert (backlog.stalled_since(), backlog.oldest_timestamp) == (10.0, 7.0)
+        assert (backlog.stalled_since(), backlog.age(0.0, 100.0)) == (10.0, 93.0)
         backlog = Backlog(backlog)
         backlog.submitted(moment, 7.0)
         backlog.submitted(moment + 1, 8.0)
-        assert (backlog.stalled_since(), backlog.oldest_timestamp) == (10.0, 7.0)
+        assert (backlog.stalled_since(), backlog.age(0.0, 100.0)) == (10.0, 93.0)
     backlog.committed(50.0, 0)  # of a checkpoint alone: what waits still does
     assert (backlog.oldest_since, backlog.stalled_since()) == (10.0, 50.0)
     backlog.committed(51.0, 1)
