@@ -23,6 +23,7 @@ from cdc.local.kafka_cluster import KafkaCluster
 from cdc.local.kafka_secured import SecuredKafka
 from cdc.local.opensearch import OpenSearch
 from cdc.local.options import TarantoolOptions
+from cdc.local.registry import Registry
 from cdc.local.servers import LocalServers, ServerKind, local_servers, server_kind
 from tests import starvation
 from tests.fakes import profiles
@@ -42,7 +43,7 @@ _TABLES_FOLDERS = {"spark", "audit", "contract", "delta", "runner"}
 session, in another process: the tests of one session run one after another, and would finish last."""
 _SERVER_FIXTURES = {
     *("kafka", "kafka_factory", "secured_kafka", "kafka_cluster", "tarantool", "tarantool_factory", "servers"),
-    *("opensearch", "redis_server", "memcached_server"),
+    *("opensearch", "redis_server", "memcached_server", "registry"),
 }
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - folders of our own are made in it
@@ -233,6 +234,13 @@ def kafka_cluster(broker_folder: Callable[[str], Path]) -> Iterator[KafkaCluster
         pytest.skip("brokers in containers don't find each other at 127.0.0.1")
     with local_servers(broker_folder("kafka-cluster")) as started:
         yield started.start_kafka_cluster()
+
+
+@pytest.fixture(scope="session")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """The one registry of schemas of the session, without persistent data: leave it running."""
+    with local_servers(tmp_path_factory.mktemp("registry")) as started:
+        yield started.start_registry()
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ PURE: Final = [
     "cdc.upstream",
     "cdc.schema",
     "cdc.events",
+    "cdc.formats",
     "cdc.images",
     "cdc.stream",
 ]
@@ -34,6 +35,7 @@ PURE: Final = [
 SHELL: Final = [
     "cdc.config",
     "cdc.log",
+    "cdc.registry",
     "cdc.sources",
     "cdc.store",
     "cdc.kafka",
@@ -113,7 +115,7 @@ CLOCKS: Final = re.compile(r"(datetime|date)\.(now|today|utcnow)\(|(open|print|i
 
 Documented = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
-ARROWS_MAX: Final = 90
+ARROWS_MAX: Final = 104
 """A ratchet: which rooms know which. Lower it when there are fewer."""
 
 LINES_MAX: Final = 490

@@ -111,6 +111,27 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("kafka.transaction_topic", {"kafka": {"transaction_topic": "some"}}, "multi"),
     ("kafka", {"kafka": {"properties": {"transactional.id": "x", "acks": 1}}}, "may not set acks, transactional.id"),
     ("format.on_error", {"format": {"on_error": "skip"}}, "dlq"),
+    ("format.value", {"format": {"value": "protobuf"}}, 'must be "json", "json_schema" or "avro"'),
+    ("format.key", {"format": {"key": "text"}}, 'must be "json", "json_schema" or "avro"'),
+    ("format.envelope", {"format": {"envelope": "flat"}}, 'must be "debezium"'),
+    ("format.source", {"format": {"source": "lean"}}, 'must be "full"'),
+    ("format", {"format": {"value": "avro"}}, 'value = "avro" needs the registry\'s address: set url in [format.registry]'),
+    ("format", {"format": {"key": "avro", "registry": {}}}, 'key = "avro" needs the registry\'s address'),
+    ("format", {"format": {"unsigned": "string"}}, 'unsigned has no effect on "json"'),
+    ("format.registry", {"format": {"registry": {"url": "registry:8081"}}}, "must be an address as in http://127.0.0.1:8081"),
+    ("format.registry", {"format": {"registry": {"url": f"http://u:{SECRET}@r:8081"}}}, "without a user"),
+    ("format.registry", {"format": {"registry": {"password": SECRET}}}, "password and password_file need user"),
+    (
+        "format.registry",
+        {"format": {"registry": {"user": "u", "password": SECRET, "password_file": "x"}}},
+        "password and password_file exclude each other",
+    ),
+    (
+        "format.registry",
+        {"format": {"registry": {"user": "u", "properties": {"basic.auth.user.info": SECRET}}}},
+        "may not set basic.auth.user.info",
+    ),
+    ("format.registry.subjects", {"format": {"registry": {"subjects": "topic"}}}, "did you mean format.registry.subject?"),
     ("http", {"http": {"listen": "8085"}}, "must be host:port"),
     ("http", {"http": {"listen": "127.0.0.1:http"}}, "must be host:port"),
     ("http", {"http": {"listen": "127.0.0.1:70000"}}, "must be host:port"),
@@ -274,6 +295,25 @@ def test_the_environment_wins_key_by_key(monkeypatch: pytest.MonkeyPatch) -> Non
     (member,) = config.source.members()
     assert member.password is not None
     assert member.password.get_secret_value() == SECRET
+
+
+def test_the_registry_has_a_section_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "password").write_text("geheim\n")
+    file = tmp_path / "shop.toml"
+    file.write_text(
+        'name = "shop"\n[source]\nuris = ["h:3301"]\n[kafka]\nbootstrap_servers = "k:9092"\ntopic_prefix = "shop"\n'
+        '[format]\nkey = "json_schema"\nvalue = "avro"\n[format.registry]\nurl = "http://r:8081"\nuser = "cdc"\n'
+        'password_file = "password"\nproperties = { "ssl.ca.location" = "ca.pem" }\n'
+    )
+    monkeypatch.setenv("TARANTOOL_CDC__FORMAT__REGISTRY__SUBJECT", "record")
+    config = load(file)
+    assert config.format.registry.client_settings() == {
+        "url": "http://r:8081",
+        "ssl.ca.location": str(tmp_path / "ca.pem"),
+        "basic.auth.user.info": "cdc:geheim",
+    }
+    assert config.format.registry.subject == "record"
+    assert config.format.needs_registry
 
 
 def test_a_section_from_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -83,6 +83,14 @@ PLACES: list[tuple[str, Callable[[str], Any]]] = [
     ("kafka/sasl_password", lambda secret: secret),
     ("kafka/topic_prefix", lambda secret: [secret]),
     ("kafka/partitions", lambda secret: secret),
+    ("format/registry/password", lambda secret: secret),
+    ("format/registry/password", lambda secret: [secret]),
+    ("format/registry/password_file", lambda secret: secret),
+    ("format/registry/url", lambda secret: f"http://u:{secret}@r:8081"),
+    ("format/registry/properties/basic.auth.user.info", lambda secret: f"u:{secret}"),
+    ("format/registry/properties/bearer.auth.token", lambda secret: [secret]),
+    ("format/registry/properties", lambda secret: secret),
+    ("format/registry", lambda secret: secret),
     ("http/listen", lambda secret: f"u:{secret}@127.0.0.1:8085"),
     ("http/listen", lambda secret: f"127.0.0.1:{secret}"),
     ("log/level", lambda secret: secret),
@@ -104,7 +112,15 @@ MISTAKES: list[tuple[str, Any]] = [
 
 def shown(config: Config) -> Iterator[str]:
     """All that shows a configuration, in whole or in part."""
-    for thing in (config, config.source, config.source.uris, config.source.password, config.kafka, *config.source.members()):
+    for thing in (
+        config,
+        config.source,
+        config.source.uris,
+        config.source.password,
+        config.kafka,
+        config.format,
+        *config.source.members(),
+    ):
         yield from (str(thing), repr(thing), f"{thing!s:>100}", pprint.pformat(thing))
     yield repr(config.model_dump())
     yield config.model_dump_json()

@@ -26,6 +26,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from cdc.config.formats import FormatSection
 from cdc.config.member_uri import parts_of_uri
 from cdc.config.mistakes import former_key_message, mistake_message, place_shown, unknown_variable_error, wrong_toml
 from cdc.config.password_file import password_in
@@ -159,7 +160,7 @@ class SourceSection(Section):
 
     def members(self) -> list[Member]:
         """Return the servers in order. Raises ConfigurationError if the password file can't be read."""
-        password = self.password if self.password_file is None else password_in(self.password_file)
+        password = self.password if self.password_file is None else password_in(self.password_file, "source.password_file")
         return [self._member(uri.get_secret_value(), password) for uri in self.uris]
 
     def _without_passwords(self) -> list[Member]:
@@ -323,18 +324,6 @@ _OWN_PROPERTIES: Final = frozenset(
 )
 
 
-class FormatSection(Section):
-    """Format of the events."""
-
-    value: Literal["json"] = "json"
-    """Encoding of keys and values."""
-    on_error: Literal["fail", "dlq"] = "fail"
-    """Policy for rows that can't be encoded, or have no valid primary key. `dlq`: they go to `<prefix>.dlq`."""
-    on_image_error: Literal["fail", "dlq"] = "fail"
-    """Policy for UPDATEs and UPSERTs that can't be applied. `dlq`: they go to `<prefix>.dlq`, and their keys are doubtful until
-    the next INSERT, REPLACE or DELETE of each."""
-
-
 class HttpSection(Section):
     """HTTP server for status and metrics."""
 
@@ -459,6 +448,7 @@ def _with_absolute_paths(config: Config, directory: Path) -> Config:
             "state": config.state.model_copy(update={"path": directory / config.state.path}),
             "tap": _tap_with_absolute_paths(config.tap, directory),
             "kafka": kafka.model_copy(update={"properties": kafka.properties | files}),
+            "format": config.format.model_copy(update={"registry": config.format.registry.with_absolute_paths(directory)}),
         }
     )
 
@@ -533,5 +523,14 @@ def _keys() -> list[str]:
     for section, field in Config.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
-            found += [f"{section}.{key}" for key in kind.model_fields]
+            found += _keys_of(section, kind)
+    return found
+
+
+def _keys_of(section: str, kind: type[Section]) -> list[str]:
+    found = []
+    for key, field in kind.model_fields.items():
+        found.append(f"{section}.{key}")
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            found += _keys_of(f"{section}.{key}", field.annotation)
     return found

@@ -1,4 +1,4 @@
-"""Reading of source.password_file."""
+"""Reading of a file that holds a password."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pydantic import SecretStr
 from cdc.errors import ConfigurationError
 
 
-def password_in(file: Path) -> SecretStr:
+def password_in(file: Path, key: str) -> SecretStr:
     """Return a file's contents without one line end at its end. Bytes that aren't UTF-8 are kept (as surrogate escapes).
 
-    A file with nothing but a line end is an empty password. Raises ConfigurationError, also if there is nothing at all. The error
-    doesn't name the file, because the path may be a password in the wrong key.
+    `key` is the key that names the file. A file with nothing but a line end is an empty password. Raises ConfigurationError, also
+    if there is nothing at all. The error doesn't name the file, because the path may be a password in the wrong key.
     """
     problem = ""
     try:
@@ -21,9 +21,7 @@ def password_in(file: Path) -> SecretStr:
     except (OSError, ValueError) as error:
         problem = (error.strerror if isinstance(error, OSError) else None) or "that is not a file name"
     if problem:
-        raise ConfigurationError(f"source.password_file can't be read: {problem}", "Name a file that this user may read.")
+        raise ConfigurationError(f"{key} can't be read: {problem}", "Name a file that this user may read.")
     if not text:
-        raise ConfigurationError(
-            "source.password_file is empty", "Put the password into it, or a line end alone if the password is empty."
-        )
+        raise ConfigurationError(f"{key} is empty", "Put the password into it, or a line end alone if the password is empty.")
     return SecretStr(text.removesuffix("\n").removesuffix("\r"))

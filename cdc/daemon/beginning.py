@@ -10,6 +10,7 @@ from cdc.config import Config
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
+from cdc.registry.schema_ids import SchemaIds
 from cdc.store.numbers_file import NumbersFile
 from cdc.store.writer import StateWriter
 from cdc.stream.commits.checkpoint import Checkpoint
@@ -24,6 +25,8 @@ class RunContext:
     config: Config
     status: Status
     is_stopping: threading.Event
+    schema_ids: SchemaIds | None = None
+    """The registry's ids, if events have schemas there."""
 
 
 @dataclass(slots=True)

@@ -18,16 +18,26 @@ from cdc.config import Config
 def log_start(config: Config) -> None:
     """Write the log's first line."""
     kafka = config.kafka.bootstrap_servers  # the daemon waits for these servers next
-    structlog.get_logger().info("starting", name=config.name, kafka=kafka, row_path=native.ROW_PATH, reason=native.REASON)
+    row_path, reason = path_of(config)
+    structlog.get_logger().info("starting", name=config.name, kafka=kafka, row_path=row_path, reason=reason)
 
 
-def new_row_work_lock() -> AbstractContextManager[object]:
+def path_of(config: Config) -> tuple[native.RowPath, str]:
+    """Return the row path of a configuration, and the reason, as a clause."""
+    section = config.format
+    other = next((name for name in (section.key, section.value) if name != "json"), None)
+    if native.ROW_PATH == "native" and other is not None:
+        return "python", f'the compiled row path makes no events with keys or values in "{other}"'
+    return native.ROW_PATH, native.REASON
+
+
+def new_row_work_lock(config: Config) -> AbstractContextManager[object]:
     """Return the lock that serializes the two threads that work on rows, one batch at a time.
 
     With the Python row path, both threads release the interpreter's lock for an instant at every row, one to read the store, the
     other to queue a message, and would contend for it. The compiled row path needs no lock.
     """
-    return threading.Lock() if native.TAKES_TURNS else nullcontext()
+    return threading.Lock() if path_of(config)[0] == "python" else nullcontext()
 
 
 def tune_garbage_collector() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import select
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import UUID
@@ -20,8 +21,9 @@ import structlog
 
 from cdc.daemon.beginning import Beginning, RunContext
 from cdc.daemon.clock import now_us
-from cdc.daemon.start import begin, options_of
+from cdc.daemon.start import begin, formats_of, options_of
 from cdc.errors import ConnectionLostError, PublishAborted
+from cdc.formats.options import Registration
 from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
@@ -76,6 +78,9 @@ class PipelineRunner:
         self._flushes_at_once = beginning.goal.until_caught_up
         self._while_waiting = while_waiting
         self._log = structlog.get_logger().bind(name=config.name, upstream=server.address)
+        self._schema_ids = context.schema_ids
+        # Whether the lock of the row work is held: the pipeline is at work.
+        self._is_at_work = False
         self._imageless_count = 0
         self._observations = beginning.observations
         # The count of earlier connections, and the doubtful keys that have been logged.
@@ -150,9 +155,9 @@ class PipelineRunner:
 
     def submit_all(self, batches: Iterator[Batch]) -> None:
         """Submit batches one by one, as they are made. Raises the errors of `submit`, StateError, and those of the iterator."""
-        row_work_lock, is_first = self._publisher.row_work_lock, True
+        is_first = True
         while True:
-            with row_work_lock, translate_lmdb_errors(self._config.state.path / "images"):
+            with self._row_work(), translate_lmdb_errors(self._config.state.path / "images"):
                 batch = next(batches, None)
             if batch is None:
                 return
@@ -160,6 +165,44 @@ class PipelineRunner:
                 raise PublishAborted("stopped before all batches had been submitted")
             self.submit(batch)
             is_first = False
+
+    @contextmanager
+    def _row_work(self) -> Iterator[None]:
+        with self._publisher.row_work_lock:
+            self._is_at_work = True
+            try:
+                yield
+            finally:
+                self._is_at_work = False
+
+    def _id_of_schema(self, wanted: Registration) -> int:
+        """Return a schema's id, as soon as the registry has given it one; rows wait, and everything else goes on.
+
+        Raises PublishAborted if a stop is requested meanwhile, and the errors of `collect_commits`.
+        """
+        registry = self._schema_ids
+        assert registry is not None, "only formats that need a registry ask for ids"
+        found = registry.find(wanted)
+        if found is not None:
+            return found
+        lock, was_at_work = self._publisher.row_work_lock, self._is_at_work
+        if was_at_work:
+            lock.__exit__(None, None, None)  # the publisher's thread goes on with what it has
+        try:
+            while (found := registry.find(wanted)) is None:
+                if self._is_stopping.is_set():
+                    raise PublishAborted(f"stopped while rows waited for the registry's id of {wanted.subject!r}")
+                registry.wait(self._config.source.ack_interval_ms / 1000)
+                self.collect_commits(is_forced=True)
+                self._while_waiting()
+                self._status.registry_wait = registry.waiting
+                self.update_status()
+        finally:
+            registry.forget()
+            self._status.registry_wait = None
+            if was_at_work:
+                lock.__enter__()
+        return found
 
     @property
     def has_room(self) -> bool:
@@ -256,6 +299,8 @@ class PipelineRunner:
     def collect_commits(self, *, is_forced: bool = False) -> None:
         """Settle the batches that are durable now. Raises PublishAborted, StateError, or the publisher's error."""
         ledger, writer = self.pipeline.ledger, self._writer
+        if self._schema_ids is not None:
+            self._schema_ids.check()
         for position in self._publisher.collect():
             self._checkpoint.position = position
             self._status.checkpoint = position.vclock
@@ -347,7 +392,9 @@ class PipelineRunner:
         if plan.catch_up_to is not None:
             self._log.info("bringing the state store up to the checkpoint", store=str(plan.position.vclock))
         path, server = Path(self._config.state.path), self._server
-        surroundings = Surroundings(options_of(self._config), server.server_uuid, server.version, lambda: FileSpool(path))
+        formats = formats_of(self._config, self._id_of_schema)
+        options = replace(options_of(self._config), formats=formats)
+        surroundings = Surroundings(options, server.server_uuid, server.version, lambda: FileSpool(path))
         checkpoint = replace(self._checkpoint, position=self._seq_after_published(self._checkpoint.position))
         if plan.catch_up_to is not None:
             plan = replace(plan, catch_up_to=checkpoint.position)

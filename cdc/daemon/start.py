@@ -7,6 +7,7 @@ from dataclasses import replace
 import structlog
 
 from cdc.config import Config
+from cdc.formats.options import FormatOptions, SchemaIds
 from cdc.kafka import checkpoint_topic
 from cdc.positions.position import Position
 from cdc.store.writer import StateWriter
@@ -30,8 +31,16 @@ def options_of(config: Config) -> PipelineOptions:
         transaction_topic=config.kafka.transaction_topic,
         on_error=config.format.on_error,
         on_image_error=config.format.on_image_error,
+        formats=formats_of(config),
         transaction_bytes_max=config.source.transaction_bytes_max,
     )
+
+
+def formats_of(config: Config, schema_ids: SchemaIds | None = None) -> FormatOptions:
+    """Return the configuration's formats of keys and values. `schema_ids` asks the registry, for a pipeline."""
+    section = config.format
+    found = FormatOptions(section.key, section.value, section.unsigned, section.decimal, section.registry.subject)
+    return found if schema_ids is None else replace(found, schema_ids=schema_ids)
 
 
 def rules(config: Config) -> Rules:

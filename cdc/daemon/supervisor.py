@@ -28,7 +28,6 @@ from typing import Final
 
 import structlog
 
-from cdc import native
 from cdc.config import Config
 from cdc.daemon import admission
 from cdc.daemon.admission import StartOptions, StateDirectoryLock, StateMissingError
@@ -36,7 +35,7 @@ from cdc.daemon.backoff import jittered
 from cdc.daemon.beginning import Beginning, Goal, Observations, RunContext
 from cdc.daemon.given_numbers import GivenNumbers
 from cdc.daemon.members import Members
-from cdc.daemon.row_path import new_row_work_lock, tune_garbage_collector
+from cdc.daemon.row_path import new_row_work_lock, path_of, tune_garbage_collector
 from cdc.daemon.source import NewSource
 from cdc.daemon.start import known_before, options_of
 from cdc.errors import (
@@ -66,6 +65,7 @@ from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.constants import ErrorCode
 from cdc.protocol.failure import XlogGapError
+from cdc.registry import schema_ids
 from cdc.store.files import is_there, set_aside
 from cdc.store.writer import StateWriter
 from cdc.stream.commits import ownership
@@ -124,9 +124,10 @@ class Daemon:
         self._aborted = "a Kafka transaction was aborted" if transactional else "not all messages were delivered"
         self._requests = BackfillQueue(start_alone=config.kafka.delivery == "at_least_once")
         patience = config.kafka.stalled_after_ms / 1000
-        self.status = Status(config.name, row_path=native.ROW_PATH, requests=self._requests, stalled_after_seconds=patience)
+        self.status = Status(config.name, row_path=path_of(config)[0], requests=self._requests, stalled_after_seconds=patience)
         self._stall_watch = StallWatch(self.status)
-        self._source = new_source(RunContext(config, self.status, self._is_stopping), self._requests)
+        self._schema_ids = schema_ids.of_configuration(config.format)
+        self._source = new_source(RunContext(config, self.status, self._is_stopping, self._schema_ids), self._requests)
         # With take_over, http.listen is opened only after the daemon that uses it has stopped.
         self._listens_later = False
         self._server = self._listen()
@@ -183,6 +184,8 @@ class Daemon:
             if self._directory_lock is not None:
                 self._directory_lock.close()
             self._source.close()
+            if self._schema_ids is not None:
+                self._schema_ids.close()
             self._stall_watch.close()
             if self._server is not None:
                 self._server.close()
@@ -416,7 +419,7 @@ class Daemon:
             Writer(self._writer_id, has_store),
             statistics=self.status.kafka,
             topics_seen=self._topics_seen,
-            row_work_lock=new_row_work_lock(),
+            row_work_lock=new_row_work_lock(self._config),
         )
         takes_prefix = self._start_options.take_prefix and not self._writers
         try:

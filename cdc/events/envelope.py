@@ -13,12 +13,14 @@ much. This module builds rare records (snapshot rows, truncations, control recor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from cdc.events.json_values import encode
-from cdc.events.row_encoder import RowEncoder
+from cdc.events.row_encoder import Encode, RowEncoder
 from cdc.positions.position import Position
+from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Body
 from cdc.protocol.constants import Key, Type
 from cdc.schema.fitting import Fitting
@@ -30,6 +32,10 @@ OPEN_DELETE: Final = b'{"op":"d","before":null,"after":null'
 OPEN_PATCH: Final = b'{"op":"u","before":null,"after":null,"patch":'
 OPEN_SNAPSHOT: Final = b'{"op":"r","before":null,"after":'
 OPEN_TRUNCATE: Final = b'{"op":"t","before":null,"after":null'
+OPEN_UPDATE_IMAGE: Final = b'{"op":"u","before":'
+OPEN_DELETE_IMAGE: Final = b'{"op":"d","before":'
+AFTER: Final = b',"after":'
+NO_AFTER: Final = b',"after":null'
 UPSERT: Final = b',"upsert":'
 SEQ: Final = b',"seq":'
 COLLECTION_ORDER: Final = b',"data_collection_order":'
@@ -66,16 +72,78 @@ Change = Callable[[Body, bytes], tuple[bytes, bytes, bytes] | None]
 None if nothing changed."""
 
 
-class SpaceEvents(RowEncoder):
+class Openings(NamedTuple):
+    """The parts of events around their rows, in one format.
+
+    `create`, `update` and `snapshot` end where the row begins. `update_image` and `delete_image` end where the row before begins,
+    which `after` and then the row after follow, or `no_after`. `patch` ends where the operations begin, which `after_patch`
+    follows, or `upsert`, a row and `after_upsert`. `delete` and `truncate` have no row.
+    """
+
+    create: bytes = OPEN_CREATE
+    update: bytes = OPEN_UPDATE
+    snapshot: bytes = OPEN_SNAPSHOT
+    update_image: bytes = OPEN_UPDATE_IMAGE
+    delete_image: bytes = OPEN_DELETE_IMAGE
+    after: bytes = AFTER
+    no_after: bytes = NO_AFTER
+    patch: bytes = OPEN_PATCH
+    after_patch: bytes = b""
+    upsert: bytes = UPSERT
+    after_upsert: bytes = b""
+    delete: bytes = OPEN_DELETE
+    truncate: bytes = OPEN_TRUNCATE
+
+
+OPENINGS: Final = Openings()
+"""Those of the format json."""
+
+
+@dataclass(frozen=True)
+class SpacePieces:
+    """What one form determines of a space's keys and events, in the configured formats."""
+
+    key: Encode
+    """Encodes a key as in a DELETE or UPDATE: its parts in order."""
+    key_of: Encode
+    """Encodes the key of a tuple."""
+    rows: Mapping[int, Encode]
+    """`rows[n]` encodes a tuple of n fields."""
+    patch: Callable[[object, int], bytes]
+    """Encodes an UPDATE's or UPSERT's operations; the second argument is the request's INDEX_BASE."""
+    table: bytes
+    """The piece between the lsn in `sequence` and the replica id."""
+    schema: bytes
+    """The piece between `seq` and the vclock."""
+    openings: Openings = OPENINGS
+    row_of_key: Encode | None = None
+    """Encodes a row of which only the key is known, for the `before` of a `d`; None if such a `before` is null."""
+
+
+KeyPieces = Callable[[SpaceForm, str], tuple[Encode, Encode]]
+"""Function from a form and its topic to the encoders `key` and `key_of` of another format than the values'."""
+
+
+class SharedPieces(Protocol):
+    """Pieces that the events of one transaction share."""
+
+    def event(self, space: SpaceEvents, lsn: int, row_number: int, seq: int, start: bytes, orders: tuple[int, int]) -> bytes:
+        """Return an event up to its times. `start` is its operation and images, `orders` its orders in the transaction."""
+
+
+class SpaceEvents:
     """The pieces of the envelope that one form determines, and its row encoders.
 
     `changes[type]` builds a row's event. It raises EncodingError, SchemaError, or, if the body doesn't match the row's type, one
     of MALFORMED_BODY. The functions in this class use only the row; cdc.images.image_events replaces them by others.
     """
 
-    def __init__(self, form: SpaceForm, topic: str, server_uuid: str) -> None:
-        super().__init__(form)
+    def __init__(self, form: SpaceForm, topic: str, pieces: SpacePieces) -> None:
+        self.form = form
         self.topic = topic
+        self.key, self.key_of, self.rows, self.patch = pieces.key, pieces.key_of, pieces.rows, pieces.patch
+        self.table, self.schema, self.openings = pieces.table, pieces.schema, pieces.openings
+        self._row_of_key = pieces.row_of_key
         self.changes_by: Literal["row", "image", "nobody"] = "row"
         """Source of `changes`: the row alone, the image, or nothing, if the rows are published in another way."""
         self.key_number = form.space_id
@@ -85,15 +153,12 @@ class SpaceEvents(RowEncoder):
         self.counts_upserts = False
         """Whether UPSERTs are counted."""
         self.changes: dict[int, Change] = {
-            Type.INSERT: self._whole_row(OPEN_CREATE),
-            Type.REPLACE: self._whole_row(OPEN_UPDATE),
-            Type.DELETE: lambda body, _: (self.key(body[_KEY]), OPEN_DELETE, b""),
+            Type.INSERT: self._whole_row(self.openings.create),
+            Type.REPLACE: self._whole_row(self.openings.update),
+            Type.DELETE: self._delete,
             Type.UPDATE: self._update,
             Type.UPSERT: self._upsert,
         }
-        self.table = b'\\"]","table":%b,"space_id":%d,"replica_id":' % (encode(form.name), form.space_id)
-        self._server = b',"schema_version":%d,"server_uuid":"%b"' % (form.schema_version, server_uuid.encode())
-        self.schema = self._server + b',"vclock":'
 
     def count_upserts(self, count: Callable[[], None]) -> None:
         """Call `count` after each UPSERT that is encoded."""
@@ -107,10 +172,6 @@ class SpaceEvents(RowEncoder):
 
         self.changes[Type.UPSERT] = counted
 
-    def add_server_version(self, server_version: str) -> None:
-        """Add the server's version to each event, because versions differ in how they apply the operations in a patch."""
-        self.schema = b'%b,"server_version":"%b","vclock":' % (self._server, server_version.encode())
-
     def _whole_row(self, opening: bytes) -> Change:
         key_of, rows = self.key_of, self.rows
 
@@ -120,22 +181,80 @@ class SpaceEvents(RowEncoder):
 
         return change
 
+    def _delete(self, body: Body, _: bytes) -> tuple[bytes, bytes, bytes]:
+        values = body[_KEY]
+        key = self.key(values)
+        if self._row_of_key is None:
+            return key, self.openings.delete, b""
+        return key, self.openings.delete_image, self._row_of_key(values) + self.openings.no_after
+
     def _update(self, body: Body, _: bytes) -> tuple[bytes, bytes, bytes]:
-        return self.key(body[_KEY]), OPEN_PATCH, self.patch(body[_TUPLE], body.get(_INDEX_BASE, 0))
+        patch = self.patch(body[_TUPLE], body.get(_INDEX_BASE, 0))
+        return self.key(body[_KEY]), self.openings.patch, patch + self.openings.after_patch
 
     def _upsert(self, body: Body, _: bytes) -> tuple[bytes, bytes, bytes]:
         tuple_ = body[_TUPLE]
         patch = self.patch(body[_OPS], body.get(_INDEX_BASE, 0))
-        return self.key_of(tuple_), OPEN_PATCH, patch + UPSERT + self.rows[len(tuple_)](tuple_)
+        openings = self.openings
+        content = patch + openings.upsert + self.rows[len(tuple_)](tuple_) + openings.after_upsert
+        return self.key_of(tuple_), openings.patch, content
 
 
 class Envelope:
-    """The pieces of the envelope that the daemon determines."""
+    """The pieces of the envelope that the daemon determines. Classes for other formats than JSON derive from this one."""
 
-    def __init__(self, version: str, prefix: str) -> None:
+    def __init__(self, version: str, prefix: str, keys: KeyPieces | None = None) -> None:
+        """`keys` is given if keys have another format than values."""
         self._prefix = prefix
+        self._keys = keys
         # Ends before the time, the first variable field.
         self.source = b',"source":{"version":%b,"connector":"tarantool","name":%b,' % (encode(version), encode(prefix))
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the compiled row path makes these events, too."""
+        return type(self) is Envelope and self._keys is None
+
+    def pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:
+        """Return the pieces of one form.
+
+        `server_version` is given for a space without images: its events contain the version, because versions differ in how they
+        apply the operations in a patch. Raises ConfigurationError if the format has no name for a part of the form.
+        """
+        found = self._value_pieces(form, topic, server_uuid, server_version)
+        if self._keys is None:
+            return found
+        key, key_of = self._keys(form, topic)
+        return replace(found, key=key, key_of=key_of)
+
+    def _value_pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:  # noqa: ARG002
+        encoder = RowEncoder(form)
+        return SpacePieces(
+            encoder.key, encoder.key_of, encoder.rows, encoder.patch, *text_pieces(form, server_uuid, server_version)
+        )
+
+    def shared(
+        self,
+        timestamp: float,  # noqa: ARG002
+        previous_lsn: bytes,  # noqa: ARG002
+        place: tuple[int, int],  # noqa: ARG002
+        vclock: Mapping[int, int],  # noqa: ARG002
+    ) -> SharedPieces | None:
+        """Return the pieces that the events of a transaction share in a format that isn't text; None if it is text.
+
+        `place` is the transaction's origin and the lsn of its first row; `vclock` is the position after it.
+        """
+        return None
+
+    @staticmethod
+    def number(value: int) -> bytes:
+        """Return a number that stands between two pieces."""
+        return b"%d" % value
+
+    @staticmethod
+    def vclock(components: VClock) -> bytes:
+        """Return a vclock that stands between two pieces."""
+        return encode(components.to_json())
 
     @staticmethod
     def stream_time(timestamp: float, previous_lsn: bytes) -> bytes:
@@ -193,6 +312,15 @@ class Envelope:
         if change.kind is ChangeKind.DROP:
             key["dropped"] = True
         return encode(key), value
+
+
+def text_pieces(form: SpaceForm, server_uuid: str, server_version: str | None) -> tuple[bytes, bytes]:
+    """Return a form's pieces `table` and `schema` as JSON."""
+    table = b'\\"]","table":%b,"space_id":%d,"replica_id":' % (encode(form.name), form.space_id)
+    server = b',"schema_version":%d,"server_uuid":"%b"' % (form.schema_version, server_uuid.encode())
+    if server_version is not None:
+        server += b',"server_version":"%b"' % server_version.encode()
+    return table, server + b',"vclock":'
 
 
 def _times(now_us: int) -> dict[str, int]:

@@ -23,7 +23,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from cdc.errors import EncodingError, ImageError, SchemaError
-from cdc.events.envelope import OPEN_CREATE, OPEN_DELETE, OPEN_UPDATE, Change, SpaceEvents
+from cdc.events.envelope import Change, SpaceEvents
 from cdc.images.doubts import PASSED_OVER, REBUILD, in_another_notation, unappliable
 from cdc.images.notations import KeyNotation, notation_of
 from cdc.images.overlay import Images
@@ -33,11 +33,6 @@ from cdc.protocol.constants import Key, Type
 from cdc.schema.fitting import Fitting
 from cdc.schema.keys import KeyCodec
 from cdc.tuples.update import update, upsert
-
-OPEN_DELETE_IMAGE: Final = b'{"op":"d","before":'
-OPEN_UPDATE_IMAGE: Final = b'{"op":"u","before":'
-_AFTER: Final = b',"after":'
-_NO_AFTER: Final = b',"after":null'
 
 _HINT: Final = f"The images differ from the master's rows: {REBUILD}."
 _LONG_HINT: Final = (
@@ -73,6 +68,7 @@ class ImageChanges:
     def __init__(self, space: SpaceEvents, images: Images) -> None:
         """Raises UnkeyableError if this space's keys can't be stored. Rows stored under other keys must have been cleared."""
         self.space = space
+        self._openings = space.openings
         self._images = images
         codec = images.codec(space.form)
         images.use_form(space.form)
@@ -107,10 +103,11 @@ class ImageChanges:
             self._images.put(key, after)
             raise
         self._images.put(key, after)
+        openings = self._openings
         if before is None:
-            return OPEN_CREATE, content
+            return openings.create, content
         row = self._row(before)
-        return (OPEN_UPDATE, content) if row is None else (OPEN_UPDATE_IMAGE, row + _AFTER + content)
+        return (openings.update, content) if row is None else (openings.update_image, row + openings.after + content)
 
     def delete(self, key: bytes, before: bytes) -> tuple[bytes, bytes, bytes]:
         """Delete a key; return key, opening and content of the event."""
@@ -120,8 +117,8 @@ class ImageChanges:
             self._images.delete(key)
             raise
         self._images.delete(key)
-        row = self._row(before)
-        return (shown, OPEN_DELETE, b"") if row is None else (shown, OPEN_DELETE_IMAGE, row + _NO_AFTER)
+        row, openings = self._row(before), self._openings
+        return (shown, openings.delete, b"") if row is None else (shown, openings.delete_image, row + openings.no_after)
 
     def _row(self, tuple_: bytes) -> bytes | None:
         """Return the previous row; None if it can't be encoded, which was reported when the row was received."""

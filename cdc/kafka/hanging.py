@@ -48,7 +48,6 @@ it contains a hanging event of this daemon.
 from __future__ import annotations
 
 import contextlib
-import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -57,6 +56,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # it is documented
 
 from cdc.errors import ConnectionLostError
+from cdc.formats.reading import source_of
 from cdc.kafka.errors import reading_error
 from cdc.positions.numbers import Numbers
 from cdc.stream.commits import unseen
@@ -149,11 +149,8 @@ def _source_of(key: bytes | None, value: bytes | None, name: str) -> dict[str, A
     """Return the `source` of an event of one daemon, a seq of 0 for a filler record, and None for any other record."""
     if value is None:
         return {"seq": 0} if key == FILLER_KEY else None
-    try:
-        source: dict[str, Any] = json.loads(value)["source"]
-        is_own = source["name"] == name and type(source["seq"]) is int
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-        return None
+    source = source_of(value)
+    is_own = source is not None and source.get("name") == name and type(source.get("seq")) is int
     return source if is_own else None
 
 
@@ -178,10 +175,7 @@ def last_writers(consumer: Consumer, ends: Mapping[Place, int]) -> dict[str, set
 
 
 def _source_name(value: bytes) -> str | None:
-    try:
-        name = json.loads(value)["source"]["name"]
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
-        return None
+    name = (source_of(value) or {}).get("name")
     return name if isinstance(name, str) else None
 
 

@@ -1,4 +1,4 @@
-"""Maven's downloads for the local servers: the jars of Kafka and of Spark's connectors, and OpenSearch's distribution.
+"""Maven's downloads for the local servers: jars, and the distributions of OpenSearch and of a registry of schemas.
 
 `python -m cdc.local.jars [SET…]` fetches all of it. Each set has one folder, `<cache>/jars/<name>-<hash of the set's POM>`, where
 the cache is `$TARANTOOL_CDC_CACHE` or `~/.cache/tarantool-cdc`. A changed set gets a new folder.
@@ -28,7 +28,8 @@ class JarSet:
     """Artifacts (`group:name:version`) that share a class path.
 
     With `transitive`, Maven adds their dependencies; without, the set consists of the artifacts alone. If a set has an `archive`
-    (`group:name:version:type`), its folder has the unpacked archive, and the jars are put into that folder's subfolder `jars_in`.
+    (`group:name:version:type`, and a classifier if it has one), its folder has the unpacked archive, and the jars are put into
+    that folder's subfolder `jars_in`.
     """
 
     name: str
@@ -53,10 +54,11 @@ class JarSet:
 
     def _dependency(self, artifact: str) -> str:
         group, name, version, *kind = artifact.split(":")
+        tags = zip(("type", "classifier"), kind, strict=False)
         exclusion = "<exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion>"
         return (
             f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version>"
-            f"{''.join(f'<type>{one}</type>' for one in kind)}"
+            f"{''.join(f'<{tag}>{one}</{tag}>' for tag, one in tags)}"
             f"{'' if self.transitive else f'<exclusions>{exclusion}</exclusions>'}</dependency>"
         )
 
@@ -91,6 +93,9 @@ _OPENSEARCH_VERSION = "2.19.6"
 
 SPYMEMCACHED = JarSet("spymemcached", ("net.spy:spymemcached:2.12.3",), transitive=False)
 """A client that receives memcached's TAP feeds, for the tests."""
+
+REGISTRY = JarSet("registry", (), transitive=False, archive="io.apicurio:apicurio-registry-app:2.6.13.Final:tar.gz:all")
+"""A registry of schemas. Versions 3 require Java 21."""
 
 OPENSEARCH = JarSet(
     "opensearch",
@@ -162,7 +167,10 @@ def _fetch(jar_set: JarSet, scratch: Path) -> Path:
     folder = scratch / "jars"
     jars = folder / jar_set.jars_in
     if jar_set.archive is not None:
-        _run(maven, project, jar_set, f"{_PLUGIN}:unpack-dependencies", folder, "-DincludeTypes=zip")
+        kind = jar_set.archive.split(":")[3]
+        _run(maven, project, jar_set, f"{_PLUGIN}:unpack-dependencies", folder, f"-DincludeTypes={kind}")
+    if not jar_set.artifacts:
+        return folder
     _run(maven, project, jar_set, f"{_PLUGIN}:copy-dependencies", jars, "-DincludeScope=runtime", "-DincludeTypes=jar")
     return folder
 
@@ -198,7 +206,7 @@ def _file_name(artifact: str) -> str:
 
 def main() -> None:
     """Fetch the sets that the arguments name, or all, and print their folders."""
-    jar_sets = {jar_set.name: jar_set for jar_set in (KAFKA, SPARK, OPENSEARCH, SPYMEMCACHED)}
+    jar_sets = {jar_set.name: jar_set for jar_set in (KAFKA, SPARK, OPENSEARCH, SPYMEMCACHED, REGISTRY)}
     parser = argparse.ArgumentParser(prog="python -m cdc.local.jars", description=main.__doc__)
     parser.add_argument("sets", nargs="*", metavar="SET", help=f"one of {', '.join(jar_sets)}")
     names = parser.parse_args().sets or list(jar_sets)

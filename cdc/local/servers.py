@@ -25,6 +25,7 @@ from cdc.local.kafka_cluster import KafkaCluster
 from cdc.local.kafka_secured import SecuredKafka
 from cdc.local.opensearch import OpenSearch
 from cdc.local.options import TarantoolOptions
+from cdc.local.registry import Registry
 from cdc.local.tarantool import Tarantool
 
 KIND_VARIABLE = "TARANTOOL_CDC_SERVERS"
@@ -112,6 +113,13 @@ class LocalServers:
         """Return a running node, with the options of `OpenSearch`. Raises `LocalServerError` if it doesn't start."""
         make = OpenSearchContainer if self.kind is ServerKind.CONTAINER else OpenSearch
         server = make(self.directory / name, heap=heap, is_lasting=is_lasting, name=name)
+        self._started.callback(server.close)
+        server.start()
+        return server
+
+    def start_registry(self, name: str = "registry", *, keeps_data: bool = False) -> Registry:
+        """Return a running registry of schemas, always as a process. Raises `LocalServerError` if it doesn't start."""
+        server = Registry(self.directory / name, keeps_data=keeps_data, name=name)
         self._started.callback(server.close)
         server.start()
         return server

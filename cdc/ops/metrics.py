@@ -109,6 +109,7 @@ UPSTREAM_LSN: Final = "tarantool_cdc_upstream_lsn"
 UPSTREAM_IDLE: Final = "tarantool_cdc_upstream_idle_seconds"
 
 ROWS: Final = "tarantool_cdc_rows"
+REGISTRY: Final = "tarantool_cdc_registry_wait_seconds"
 
 LABELLED: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     f"{ROWS}_total": (
@@ -125,8 +126,13 @@ LABELLED: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
         ("upstream", "position", "replica_id"),
     ),
     UPSTREAM_IDLE: ("Seconds since the followed member was last heard", ()),
+    REGISTRY: (
+        "How long rows have been waiting for the registry's id of a schema, in seconds: its subject, and the reason, which is "
+        "away, missing, incompatible, forbidden or refused; absent while none waits",
+        ("subject", "reason"),
+    ),
 }
-"""Metrics with other labels, and the one that may be absent."""
+"""Metrics with other labels, and those that may be absent."""
 
 
 class StatusCollector(Collector):
@@ -146,6 +152,11 @@ class StatusCollector(Collector):
         rows.add_metric(["native"], status.native_row_count)
         rows.add_metric(["python"], status.python_row_count)
         yield rows
+        waits = status.registry_wait
+        if waits is not None:
+            registry = _family(REGISTRY)
+            registry.add_metric([waits.subject, waits.reason], status.registry_seconds)
+            yield registry
         lsn = _family(LSN)
         vclocks = (status.master_vclock, status.received, status.published, status.checkpoint, status.store_position or VClock())
         for position, vclock in zip(VCLOCKS, vclocks, strict=True):

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from cdc import log
 from cdc.ops.backfill_queue import BackfillQueue
 from cdc.positions.vclock import VClock
+from cdc.registry.schema_ids import RegistryWait
 from cdc.stream.commits.publisher_statistics import PublisherStatistics
 from cdc.stream.reports.limbo_watch import OverdueQuorum
 from cdc.stream.transactions.limbo import LimboState
@@ -63,6 +64,8 @@ class Status:
     merging_upsert_count: int = 0
     """Number of UPSERTs of vinyl spaces from a server that may merge them, so that their result there is uncertain."""
     doubtful_key_count: int = 0
+    registry_wait: RegistryWait | None = None
+    """What rows wait for in the registry of schemas, or None."""
     requests: BackfillQueue | None = None
     kafka: PublisherStatistics = field(default_factory=PublisherStatistics)
     stalled_after_seconds: float = 15.0
@@ -81,9 +84,15 @@ class Status:
 
     @property
     def stalled_seconds(self) -> float:
-        """How long changes have been waiting without a commit, in seconds; 0 if none waits."""
+        """How long changes have been waiting without a commit, or for the registry, in seconds; 0 if none waits."""
         since = self.kafka.backlog.stalled_since()
-        return max(0.0, time.monotonic() - since) if since is not None else 0.0
+        return max(self.registry_seconds, time.monotonic() - since if since is not None else 0.0)
+
+    @property
+    def registry_seconds(self) -> float:
+        """How long rows have been waiting for the registry of schemas, in seconds; 0 if none waits."""
+        waits = self.registry_wait
+        return max(0.0, time.monotonic() - waits.since) if waits is not None else 0.0
 
     @property
     def shown_state(self) -> State:
@@ -97,6 +106,12 @@ class Status:
         if seconds < self.stalled_after_seconds:
             return None
         since = datetime.fromtimestamp(time.time() - seconds, UTC).isoformat(timespec="seconds")
+        waits = self.registry_wait
+        if waits is not None:
+            return (
+                f"Rows have been waiting for the registry of schemas since {since}, for {seconds:.0f} s (subject "
+                f"{waits.subject!r}): {waits.sentence}. Nothing is lost, and the daemon resumes automatically"
+            )
         trouble = f" (its client reports: {self.kafka.trouble})" if self.kafka.trouble else ""
         return (
             f"Kafka has committed nothing since {since}, for {seconds:.0f} s, while changes wait{trouble}. Nothing is lost, and "
@@ -108,7 +123,8 @@ class Status:
     def shown_error(self) -> str | None:
         """`error` as shown to operators: if it is None, a stall, an aborted Kafka transaction, or an overdue quorum."""
         overdue = self.overdue_quorum.sentence(time.time_ns() // 1000) if self.overdue_quorum is not None else None
-        return self.error or self.stall or self.kafka.failure or overdue
+        waits = f"rows wait for the registry: {self.registry_wait.sentence}" if self.registry_wait is not None else None
+        return self.error or self.stall or waits or self.kafka.failure or overdue
 
     def lag_seconds(self, now: float) -> float:
         """Return the age in seconds of the oldest received change that isn't committed or waits for a quorum; 0 if there is none.
@@ -179,6 +195,14 @@ class Status:
                 "oldest_seconds": round(self.limbo_seconds(now), 3),
                 "oldest": f"{self.limbo.oldest_origin}:{self.limbo.oldest_lsn}" if self.limbo.oldest_us else None,
                 "is_overdue": self.overdue_quorum is not None,
+            },
+            "registry": None
+            if self.registry_wait is None
+            else {
+                "subject": self.registry_wait.subject,
+                "reason": self.registry_wait.reason,
+                "message": self.registry_wait.sentence,
+                "waiting_seconds": round(self.registry_seconds, 3),
             },
             "buffers": {
                 "queued_bytes": self.queued_bytes,

@@ -33,8 +33,7 @@ from typing import Final, NamedTuple
 
 from cdc.errors import EncodingError, RequestError, SchemaError
 from cdc.events import topics
-from cdc.events.envelope import OPEN_SNAPSHOT, SpaceCount, SpaceEvents, snapshot_record
-from cdc.events.json_values import encode
+from cdc.events.envelope import SpaceCount, SpaceEvents, snapshot_record
 from cdc.images.overlay import Images
 from cdc.positions.position import Position
 from cdc.protocol.codec import tuple_values
@@ -105,7 +104,7 @@ class Backfill:
             position = self._begin(position, now_us, builder)
             if self._starts_alone:
                 return position
-        vclock = encode(position.vclock.to_json())
+        vclock = context.envelope.vclock(position.vclock)
         bytes_max = builder.byte_count + CHUNK_BYTES
         rows_left = CHUNK_ROWS
         while self._waiting and rows_left > 0 and builder.byte_count < bytes_max:
@@ -209,7 +208,7 @@ def _row(context: EventContext, space: SpaceEvents, tuple_: bytes, pieces: tuple
         return False
     builder, (before, after) = context.builder, pieces
     builder.seq += 1
-    value = b"".join((OPEN_SNAPSHOT, row, before, b"%d" % builder.seq, after))
+    value = b"".join((space.openings.snapshot, row, before, context.envelope.number(builder.seq), after))
     builder.byte_count += len(value)
     builder.parts.append((space.topic, key, value))
     return True

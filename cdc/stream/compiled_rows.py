@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final, SupportsIndex
 
 from cdc import native
-from cdc.events.envelope import SpaceEvents
+from cdc.events.envelope import Envelope, SpaceEvents
 from cdc.events.json_values import encode
 from cdc.events.row_encoder import PLAIN_FIELD_TYPES
 from cdc.schema.forms import SpaceForm
@@ -31,12 +31,12 @@ _NO_MAX: Final = 1 << 32
 _PAST_FORMAT: Final = re.compile(r"field_\d+")
 
 
-def compiled_row_path(options: PipelineOptions, source: bytes, transaction_topic: str) -> native.CompiledRowPath | None:
-    """Return a row path without any plans; None where only the Python path is available."""
-    if _new_row_path is None:
+def compiled_row_path(options: PipelineOptions, envelope: Envelope, transaction_topic: str) -> native.CompiledRowPath | None:
+    """Return a row path without any plans; None where only the Python path is available, or makes the events' formats."""
+    if _new_row_path is None or not envelope.is_compiled:
         return None
     records_from = _RECORDS_FROM[options.transaction_topic]
-    return _new_row_path(source, options.tombstones, records_from, transaction_topic, options.batch_bytes_max)
+    return _new_row_path(envelope.source, options.tombstones, records_from, transaction_topic, options.batch_bytes_max)
 
 
 class Encoders(dict[Any, SpaceEvents | None]):

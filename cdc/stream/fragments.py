@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from cdc.events.envelope import COLLECTION_ORDER, OPEN_TRUNCATE, SEQ, SpaceEvents, transaction_records
+from cdc.events.envelope import COLLECTION_ORDER, SEQ, SharedPieces, SpaceEvents, transaction_records
 from cdc.schema.tracker import SchemaTracker
 from cdc.stream.transactions.transaction import Transaction
 
@@ -87,7 +87,7 @@ class EventFragments(msgspec.Struct, gc=False):
     def truncation(self, space: SpaceEvents, lsn: int, row_number: int, seq: int) -> bytes:
         """Return the event that reports the loss of all rows of a space."""
         self.emptied[space.form.space_id] = space.form.name
-        return self.event(space, lsn, row_number, seq, OPEN_TRUNCATE)
+        return self.event(space, lsn, row_number, seq, space.openings.truncate)
 
     def records(self, schema: SchemaTracker) -> list[tuple[bytes, bytes]]:
         """Return keys and values of the transaction's BEGIN and END."""
@@ -96,3 +96,17 @@ class EventFragments(msgspec.Struct, gc=False):
             (schema.name(space_id) or self.emptied.get(space_id, str(space_id)), count) for space_id, count in self.orders.items()
         ]
         return transaction_records(f"{transaction.replica_id}:{transaction.tsn}", counts, transaction.timestamp)
+
+
+class BinaryFragments(EventFragments, gc=False):
+    """The same in a format that isn't text: `shared` joins the pieces of an event."""
+
+    shared: SharedPieces | None = None
+
+    def event(self, space: SpaceEvents, lsn: int, row_number: int, seq: int, start: bytes) -> bytes:
+        """Do as EventFragments.event."""
+        assert self.shared is not None
+        space_id, orders = space.form.space_id, self.orders
+        self.total_order += 1
+        order = orders[space_id] = orders[space_id] + 1 if space_id in orders else 1
+        return self.shared.event(space, lsn, row_number, seq, start, (self.total_order, order)) + self.suffix

@@ -8,6 +8,7 @@ from typing import Literal
 from uuid import UUID
 
 from cdc.events.topics import SpaceFilter
+from cdc.formats.options import JSON_FORMATS, FormatOptions
 from cdc.stream.transactions.transaction import Spool
 
 
@@ -22,6 +23,7 @@ class PipelineOptions:
     transaction_topic: Literal["none", "multi", "all"] = "multi"
     on_error: Literal["fail", "dlq"] = "fail"
     on_image_error: Literal["fail", "dlq"] = "fail"
+    formats: FormatOptions = JSON_FORMATS
     transaction_bytes_max: int = 64 * 1024 * 1024
     """Size, in bytes, from which a source transaction waits on disk for its end."""
     batch_bytes_max: int = 1024 * 1024

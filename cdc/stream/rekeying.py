@@ -18,7 +18,6 @@ from dataclasses import replace
 
 from cdc.events import topics
 from cdc.events.envelope import SpaceCount, snapshot_record
-from cdc.events.json_values import encode
 from cdc.positions.position import Position
 from cdc.schema.keys import space_prefix
 from cdc.stream.backfill import CHUNK_BYTES, CHUNK_ROWS, encoder_of, next_request, write_rows
@@ -47,7 +46,7 @@ def advance(
         assert position.snapshot is not None
         rekeyed = replace(rekeyed, snapshot_id=position.snapshot.snapshot_id)
         builder.control(topics.SNAPSHOT, *snapshot_record("STARTED", position, now_us))
-    pieces = context.envelope.snapshot_pieces(space, rekeyed.snapshot_id, encode(position.vclock.to_json()), now_us)
+    pieces = context.envelope.snapshot_pieces(space, rekeyed.snapshot_id, context.envelope.vclock(position.vclock), now_us)
     prefix = space_prefix(images.number(rekeyed.space_id))
     bytes_max = builder.byte_count + CHUNK_BYTES
     chunk = write_rows(context, space, prefix + rekeyed.after, pieces, rows_max=CHUNK_ROWS, bytes_max=bytes_max)

@@ -21,8 +21,7 @@ from typing import Any, Final
 from cdc import native
 from cdc.errors import CdcError, EncodingError, ProtocolError, SchemaError
 from cdc.events import topics
-from cdc.events.envelope import MALFORMED_BODY, OPEN_SNAPSHOT, OPEN_TRUNCATE, SpaceCount, SpaceEvents, snapshot_record
-from cdc.events.json_values import encode
+from cdc.events.envelope import MALFORMED_BODY, SpaceCount, SpaceEvents, snapshot_record
 from cdc.images.image_events import ImageChanges
 from cdc.positions.position import Position, SnapshotState
 from cdc.protocol.codec import Body, Frames, Header, body_of
@@ -72,7 +71,7 @@ class Snapshot:
         self._refusals = context.refusals
         self._now_us = now_us
         self._publishes = publish
-        self._vclock = encode(position.vclock.to_json())
+        self._vclock = context.envelope.vclock(position.vclock)
         # By space: the bytes between an event's row and its seq, and those after its seq; in `_counts`, the number of its rows.
         self._pieces: dict[Any, tuple[bytes, bytes]] = {}
         # The compiled path handles rows that can only be new, and has a copy of `_pieces`.
@@ -241,7 +240,7 @@ class Snapshot:
                     key = space.key_of(tuple_)
                     row = space.rows[len(tuple_)](tuple_)
                     counts[space_id] = counts.get(space_id, 0) + 1
-                    self._event(space.topic, key, OPEN_SNAPSHOT + row, *self._pieces_of(space))
+                    self._event(space.topic, key, space.openings.snapshot + row, *self._pieces_of(space))
             except (EncodingError, SchemaError) as error:
                 self._refuse(error, space_id, body_of(frame))
                 continue
@@ -266,7 +265,7 @@ class Snapshot:
             return
         opening, content = changes.put(key, before, found, tuple_)
         if before is None and not self._known.get(space.form.space_id, False):
-            opening = OPEN_SNAPSHOT
+            opening = space.openings.snapshot
         self._event(space.topic, space.key_of(tuple_), opening + content, *self._pieces_of(space))
 
     def _refuse(self, error: CdcError, space_id: object, body: bytes) -> None:
@@ -275,7 +274,7 @@ class Snapshot:
     def _event(self, topic: str, key: bytes, opening: bytes, before: bytes, after: bytes) -> None:
         builder = self._builder
         builder.seq += 1
-        value = b"".join((opening, before, b"%d" % builder.seq, after))
+        value = b"".join((opening, before, self._envelope.number(builder.seq), after))
         builder.byte_count += len(value)
         builder.parts.append((topic, key, value))
 
@@ -363,4 +362,6 @@ class Snapshot:
         space = self._spaces.events_of(form)
         before, after = self._envelope.snapshot_pieces(space, self._id, self._vclock, self._now_us)
         self._builder.seq += 1
-        self._builder.broadcast(space.topic, b"".join((OPEN_TRUNCATE, before, b"%d" % self._builder.seq, after)))
+        self._builder.broadcast(
+            space.topic, b"".join((space.openings.truncate, before, self._envelope.number(self._builder.seq), after))
+        )

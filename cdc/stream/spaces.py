@@ -15,6 +15,7 @@ from cdc.errors import KeysChangedError, UnkeyableError, UnseenRowsError
 from cdc.events import topics
 from cdc.events.envelope import Envelope, SpaceEvents
 from cdc.events.topics import SpaceFilter
+from cdc.formats.names import check_fields, check_spaces
 from cdc.images.image_events import VINYL_CHECKS_SINCE, ImageChanges
 from cdc.images.overlay import Images
 from cdc.positions.position import Position
@@ -66,8 +67,9 @@ class Spaces:
         self.schema = schema
         # Spaces with a changed primary key, whose rows are still kept, or known, under the old one.
         self._to_rekey: list[SpaceForm] = []
-        self.row_path = compiled_row_path(surroundings.options, envelope.source, builder.names.control(topics.TRANSACTION))
-        """The compiled row path, which has those of `encoders`, too; None where only the Python path is available."""
+        self.row_path = compiled_row_path(surroundings.options, envelope, builder.names.control(topics.TRANSACTION))
+        """The compiled row path, which has those of `encoders`, too; None where only the Python path is available, or makes the
+        configured formats."""
         # None for a space that isn't published.
         self.encoders = Encoders(self.row_path)
         self._is_included = surroundings.options.space_filter()
@@ -85,8 +87,10 @@ class Spaces:
             space_id: schema.name(space_id) for space_id in schema.touched if self._may_have_unpublished_rows(space_id)
         }
         """Spaces that may have rows under an unpublished name, with that name: the daemon doesn't know these rows."""
+        self._formats = surroundings.options.formats
         for form in self.published_forms() if images is not None else ():
             check_types(form)
+        self._check_schema_names()
         # Spaces that got an unpublished name in the current transaction, and have no rows under it so far.
         self._newly_unpublished: dict[int, str | None] = {}
 
@@ -159,10 +163,8 @@ class Spaces:
         """Return an encoder for one form that uses no images, and announce its topic."""
         topic = self._names.of_space(form.space_id, form.name)
         self._builder.announce(topic)
-        space = SpaceEvents(form, topic, self._server_uuid)
-        if self._images is None or not is_keyable(form):
-            space.add_server_version(self._server_version)
-        return space
+        server_version = self._server_version if self._images is None or not is_keyable(form) else None
+        return SpaceEvents(form, topic, self._envelope.pieces(form, topic, self._server_uuid, server_version))
 
     def discard_encoder(self, space_id: int) -> None:
         """Remove a space's encoder, so that it is made again."""
@@ -209,6 +211,8 @@ class Spaces:
                 on_gone(change.form)
             if change.kind is ChangeKind.DROP or change.previous_name is not None:
                 self._names.release(change.form.space_id)
+        if changes:
+            self._check_schema_names()
         position = replace(position, seq=self._builder.seq)
         for change in changes:
             form = change.form
@@ -222,6 +226,14 @@ class Spaces:
             self._builder.control(topics.SCHEMA, *self._envelope.schema_record(change, position, now_us, changed_by))
         for space_id in touched:
             self._builder.stored[space_id] = self.schema.stored(space_id)
+
+    def _check_schema_names(self) -> None:
+        """Raise ConfigurationError if names of fields, or of spaces, become one in a format that doesn't keep all names."""
+        if "avro" in (self._formats.key, self._formats.value):
+            forms = self.published_forms()
+            check_spaces(forms)
+            for form in forms:
+                check_fields(form)
 
     def is_left_out(self, form: SpaceForm) -> bool:
         """Return whether a formerly published space exists unchanged, and only the configuration leaves it out now."""

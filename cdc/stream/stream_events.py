@@ -23,7 +23,7 @@ from cdc.protocol.system_spaces import TRUNCATE_SPACE
 from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import TRACKED_SPACES
 from cdc.stream.event_context import EventContext
-from cdc.stream.fragments import EventFragments, OriginTexts
+from cdc.stream.fragments import BinaryFragments, EventFragments, OriginTexts
 from cdc.stream.row_errors import at_row, malformed
 from cdc.stream.transactions.assembler import rows_of
 from cdc.stream.transactions.transaction import Row, Transaction
@@ -99,9 +99,13 @@ class StreamEvents:
             texts.turn_to(replica_id, self.vclock)
         lsn_text = b"%d" % lsn
         tsn_text = lsn_text if transaction.tsn == lsn else b"%d" % transaction.tsn
-        time = self._envelope.source + self._envelope.stream_time(transaction.timestamp, texts.previous_lsn)
+        previous_lsn = texts.previous_lsn
         self.vclock[replica_id] = lsn
         texts.previous_lsn = lsn_text
+        shared = self._envelope.shared(transaction.timestamp, previous_lsn, (replica_id, transaction.tsn), self.vclock)
+        if shared is not None:
+            return BinaryFragments(transaction, b"", b"", b"", b"", suffix, {}, shared=shared)
+        time = self._envelope.source + self._envelope.stream_time(transaction.timestamp, previous_lsn)
         tail = b'%b%b%b%b%b","total_order":' % (texts.before, lsn_text, texts.after, texts.transaction_text, tsn_text)
         return EventFragments(transaction, time, texts.origin_text, b',"tsn":%b,"row":' % tsn_text, tail, suffix, {})
 

@@ -60,14 +60,20 @@ def _choices(field: FieldInfo) -> str:
     return ", ".join(f"`{word}`" for word in words if word != field.default)
 
 
+def _sections(name: str, section: Any) -> Iterator[tuple[str, Any]]:
+    """A section and those inside of it."""
+    if isinstance(section, type) and issubclass(section, BaseModel):
+        yield name, section
+        for key, field in section.model_fields.items():
+            yield from _sections(f"{name}.{key}", field.annotation)
+
+
 def configuration() -> Iterator[str]:
     """All keys by section, with defaults, what else may stand there, and what they mean."""
     yield from first_lines("configuration.md")
     yield MARK
-    for name, field in config.Config.model_fields.items():
-        section: Any = field.annotation
-        if not (isinstance(section, type) and issubclass(section, BaseModel)):
-            continue
+    fields = config.Config.model_fields.items()
+    for name, section in (one for key, field in fields for one in _sections(key, field.annotation)):
         texts = _docstrings(section)
         yield ""
         yield f"## `[{name}]`"
@@ -77,6 +83,8 @@ def configuration() -> Iterator[str]:
         yield "| key | default | or | meaning |"
         yield "|---|---|---|---|"
         for key, value in section.model_fields.items():
+            if isinstance(value.default, BaseModel):
+                continue  # it has a table of its own
             text = texts[key].replace("|", "\\|")
             yield f"| `{key}` | {_default(value)} | {_choices(value)} | {text} |"
 

@@ -1,0 +1,1 @@
+"""Formats with a schema: schemas made from a space's form, and events in these formats."""

@@ -1,0 +1,206 @@
+"""Keys and events in Avro, in the form of Confluent's serializers: a zero byte, the schema's id in four bytes, and the value.
+
+    0 id "c" null │row│ … source: version, connector, name, ts_ms … "[\\"41\\",\\"│42│\\"]" table, space_id │replica_id│ lsn …
+    per operation       per daemon       per transaction                 per row     per form
+
+The fields have the order of cdc.formats.schemas.envelope, and an event is one join of such pieces, as in JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from cdc.events.envelope import Envelope, KeyPieces, Openings, SpaceEvents, SpacePieces
+from cdc.events.row_encoder import Encode, RowEncoder
+from cdc.formats import rows, schemas
+from cdc.formats.avro_schema import avro_text
+from cdc.formats.avro_values import NULL, PRESENT, binary, long, long_by_text, string, writer
+from cdc.formats.names import check_fields, cleaned_path
+from cdc.formats.options import FormatOptions, Registration
+from cdc.formats.schemas import Column, Struct
+from cdc.positions.vclock import VClock
+from cdc.schema.forms import SpaceForm
+
+_FALSE: Final = NULL + string("false") + string("")
+"""`snapshot`, whose default is the first type of its union, and `db`."""
+_TRUE: Final = NULL + string("true") + string("")
+
+
+def _assemble(columns: Sequence[Column]) -> rows.Assemble:
+    writers = [(writer(column.type), column.field.is_optional) for column in columns]
+    if not any(is_optional for _, is_optional in writers):
+        required = [write for write, _ in writers]
+        return lambda values: b"".join([write(value) for write, value in zip(required, values, strict=True)])
+
+    def assemble(values: Sequence[Any]) -> bytes:
+        found = []
+        for (write, is_optional), value in zip(writers, values, strict=True):
+            if is_optional:
+                found.append(NULL if value is None else PRESENT + write(value))
+            else:
+                found.append(write(value))
+        return b"".join(found)
+
+    return assemble
+
+
+def subject_of(options: FormatOptions, topic: str, kind: str, struct: Struct) -> str:
+    """Return the subject under which a schema is registered; `kind` is key or value."""
+    name = cleaned_path(struct.name)
+    return {"topic": f"{topic}-{kind}", "record": name, "topic_record": f"{topic}-{name}"}[options.subject]
+
+
+def _header(options: FormatOptions, topic: str, kind: str, struct: Struct) -> bytes:
+    number = options.schema_ids(Registration(subject_of(options, topic, kind, struct), "AVRO", avro_text(struct)))
+    return b"\x00" + number.to_bytes(4, "big")
+
+
+def key_pieces(prefix: str, options: FormatOptions) -> KeyPieces:
+    """Return the function that makes the encoders of a form's keys."""
+
+    def of_form(form: SpaceForm, topic: str) -> tuple[Encode, Encode]:
+        check_fields(form)
+        columns = schemas.key_columns(form, options)
+        header = _header(options, topic, "key", schemas.key_struct(f"{prefix}.{form.name}", columns))
+        assemble = _assemble(columns)
+        return rows.key_encoders(form, columns, lambda values: header + assemble(values))
+
+    return of_form
+
+
+class AvroEnvelope(Envelope):
+    """Events in Avro."""
+
+    def __init__(
+        self,
+        version: str,
+        prefix: str,
+        keys: KeyPieces | None,
+        options: FormatOptions,
+    ) -> None:
+        super().__init__(version, prefix, keys)
+        self._options = options
+        self._avro_source = string(version) + string("tarantool") + string(prefix)
+
+    def _value_pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:
+        check_fields(form)
+        has_images = server_version is None
+        name = f"{self._prefix}.{form.name}"
+        columns = schemas.columns(form, self._options, has_images=has_images)
+        value = schemas.value_struct(name, columns)
+        header = _header(self._options, topic, "value", schemas.envelope(name, value, has_images=has_images))
+        assemble = _assemble(columns)
+        json = RowEncoder(form)
+        version = NULL if server_version is None else PRESENT + string(server_version)
+        return SpacePieces(
+            key=json.key,
+            key_of=json.key_of,
+            rows=rows.ColumnRows(form, columns, assemble),
+            patch=lambda operations, base: binary(json.patch(operations, base)),
+            table=string(form.name) + long(form.space_id),
+            schema=long(form.schema_version) + string(server_uuid) + version,
+            openings=_openings(header, has_patch=not has_images),
+            row_of_key=None if has_images else rows.row_of_key(form, columns, assemble),
+        )
+
+    def shared(self, timestamp: float, previous_lsn: bytes, place: tuple[int, int], vclock: Mapping[int, int]) -> AvroShared:
+        """Return the pieces that the events of a transaction share.
+
+        `place` is the transaction's origin and the lsn of its first row; `vclock` is the position after it.
+        """
+        return AvroShared(self._avro_source, timestamp, previous_lsn, place, vclock)
+
+    @staticmethod
+    def batch_time(now_us: int) -> bytes:
+        """Return the event's own times; they are the same for an entire batch."""
+        return _optional_times(now_us)
+
+    @staticmethod
+    def number(value: int) -> bytes:
+        """Return a number that stands between two pieces."""
+        return long(value)
+
+    def snapshot_pieces(self, space: SpaceEvents, snapshot_id: int, vclock: bytes, now_us: int) -> tuple[bytes, bytes]:
+        """Return the piece between a snapshot row and its `seq`, and the piece after the `seq`."""
+        times = _source_times(now_us)
+        return (
+            b"".join((self._avro_source, times, _TRUE, NULL, space.table, NULL * 4)),
+            b"".join((space.schema, vclock, PRESENT, string(str(snapshot_id)), NULL, _optional_times(now_us))),
+        )
+
+    @staticmethod
+    def vclock(components: VClock) -> bytes:
+        """Return a vclock that stands between two pieces."""
+        return _vclock(components)
+
+
+def _vclock(components: Mapping[int, int]) -> bytes:
+    return long_by_text({str(origin): components[origin] for origin in sorted(components)})
+
+
+def _source_times(now_us: int) -> bytes:
+    return b"".join((long(now_us // 1000), PRESENT, long(now_us), PRESENT, long(now_us * 1000)))
+
+
+def _optional_times(now_us: int) -> bytes:
+    return PRESENT + _source_times(now_us)
+
+
+def _openings(header: bytes, *, has_patch: bool) -> Openings:
+    """Return the openings of a form's events; `header` ends before the event's first field."""
+
+    def opening(op: str) -> bytes:
+        return header + string(op) + (NULL * 2 if has_patch else b"")
+
+    return Openings(
+        create=opening("c") + NULL + PRESENT,
+        update=opening("u") + NULL + PRESENT,
+        snapshot=opening("r") + NULL + PRESENT,
+        update_image=opening("u") + PRESENT,
+        delete_image=opening("d") + PRESENT,
+        after=PRESENT,
+        no_after=NULL,
+        patch=header + string("u") + PRESENT,
+        after_patch=NULL * 3,
+        upsert=PRESENT,
+        after_upsert=NULL * 2,
+        delete=opening("d") + NULL * 2,
+        truncate=opening("t") + NULL * 2,
+    )
+
+
+class AvroShared:
+    """Pieces that all events of one transaction share."""
+
+    def __init__(
+        self, source: bytes, timestamp: float, previous_lsn: bytes, place: tuple[int, int], vclock: Mapping[int, int]
+    ) -> None:
+        origin, tsn = place
+        self._time = source + _source_times(round(timestamp * 1e6)) + _FALSE + PRESENT
+        self._sequence = b'["%b","' % previous_lsn
+        self._origin = PRESENT + long(origin) + PRESENT
+        self._tsn = PRESENT + long(tsn) + PRESENT
+        self._tail = _vclock(vclock) + NULL + PRESENT + string(f"{origin}:{tsn}")
+
+    def event(self, space: SpaceEvents, lsn: int, row_number: int, seq: int, start: bytes, orders: tuple[int, int]) -> bytes:
+        """Return an event up to its times. `start` is its operation and images, `orders` its orders in the transaction."""
+        sequence = b'%b%d"]' % (self._sequence, lsn)
+        return b"".join(
+            (
+                start,
+                self._time,
+                long(len(sequence)),
+                sequence,
+                space.table,
+                self._origin,
+                long(lsn),
+                self._tsn,
+                long(row_number),
+                long(seq),
+                space.schema,
+                self._tail,
+                long(orders[0]),
+                long(orders[1]),
+            )
+        )

@@ -1,0 +1,73 @@
+"""The values of primary keys in formats with a schema: equal keys have the same bytes.
+
+A key's value is brought into the one notation that cdc.events.key_text gives it, and then has the type of the index's part.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+from cdc.errors import EncodingError
+from cdc.events.json_values import WAY_OUT, encode
+from cdc.events.key_text import key_converter
+from cdc.formats.options import FormatOptions
+from cdc.formats.types import DECIMALS, JSON, Convert, Scaled, ValueType, scaled, value_type
+from cdc.schema.forms import KeyPart
+from cdc.schema.keys import is_quiet_nan
+
+_DOUBLES: Final = frozenset({"double", "float32", "float64"})
+
+
+def key_type(part: KeyPart, options: FormatOptions) -> ValueType:
+    """Return the type of a key part, whose conversion gives equal values one notation."""
+    found = value_type(part.type, options)
+    return ValueType(found.base, found.name, _convert(part, found), found.parameters)
+
+
+def _convert(part: KeyPart, found: ValueType) -> Convert:
+    in_one_notation, _ = key_converter(part)
+    if found.name == JSON:
+        return lambda value: encode(in_one_notation(value)).decode()
+    if part.type == "datetime":
+        return in_one_notation
+    if part.type in DECIMALS:
+        return in_one_notation if found.base == "string" else found.convert if part.is_as_written else _stripped
+    if part.type in _DOUBLES:
+        return _double_of(part, found)
+    if part.type == "string":
+        return _text
+    return found.convert
+
+
+def _text(value: Any) -> str:
+    if type(value) is str:
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            pass
+        else:
+            return value
+    raise EncodingError(
+        f"{value!r:.200} in a primary key isn't a string of UTF-8, which this format can't tell from another string", WAY_OUT
+    )
+
+
+def _stripped(value: Any) -> Scaled:
+    """Return a decimal without trailing zeroes in its fraction, and without a sign before zero."""
+    scale, unscaled = scaled(value)
+    if scale < 0:
+        return Scaled(0, unscaled * 10**-scale)
+    while scale and unscaled % 10 == 0:
+        scale, unscaled = scale - 1, unscaled // 10
+    return Scaled(scale, unscaled)
+
+
+def _double_of(part: KeyPart, found: ValueType) -> Convert:
+    def convert(value: Any) -> float:
+        number: float = found.convert(value)
+        if not math.isnan(number):
+            return number + 0.0  # not -0.0
+        return number if part.is_as_written or not is_quiet_nan(number) else math.nan
+
+    return convert

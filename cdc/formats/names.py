@@ -1,0 +1,64 @@
+"""Names in schemas, by the rules of Avro, as Debezium's adjustment `avro` makes them.
+
+A name has letters, digits and underscores, and doesn't begin with a digit. Other characters become `_`, so two names may become
+one: then the rows of one field, or of one space, could be taken for the other's, and such names are refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+from cdc.errors import ConfigurationError
+from cdc.schema.forms import SpaceForm
+
+_FOREIGN: Final = re.compile(r"[^A-Za-z0-9_]")
+
+
+def cleaned(name: str) -> str:
+    """Return a name of a field as Avro allows it."""
+    text = _FOREIGN.sub("_", name)
+    return text if text and not text[0].isdigit() else f"_{text}"
+
+
+def cleaned_path(name: str) -> str:
+    """Return a full name, each of whose parts between dots is as Avro allows it."""
+    return ".".join(cleaned(part) for part in name.split("."))
+
+
+def check_fields(form: SpaceForm) -> None:
+    """Raise ConfigurationError if two fields of a space, or two parts of its key, would get one name."""
+    parts = [form.part_name(index) for index in range(len(form.key_parts))]
+    for names, what in ((form.field_names, "fields"), (parts, "parts of the primary key")):
+        twice = _twice(names)
+        if twice is not None:
+            one, other = twice
+            raise ConfigurationError(
+                f"the {what} {one!r} and {other!r} of space {form.name!r} would both be called {cleaned(one)!r} in Avro, whose "
+                "names have letters, digits and underscores only",
+                "Rename one of the two in the format of the space (space:format), or leave the space out (spaces.exclude), or "
+                'use format.key = "json" and format.value = "json", which keep all names.',
+            )
+
+
+def _twice(names: Iterable[str]) -> tuple[str, str] | None:
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(cleaned(name), name)
+        if other != name:
+            return other, name
+    return None
+
+
+def check_spaces(forms: Iterable[SpaceForm]) -> None:
+    """Raise ConfigurationError if the schemas of two spaces would get one name."""
+    seen: dict[str, SpaceForm] = {}
+    for form in forms:
+        other = seen.setdefault(cleaned_path(form.name), form)
+        if other.space_id != form.space_id:
+            raise ConfigurationError(
+                f"the schemas of the spaces {other.name!r} and {form.name!r} would both be called {cleaned_path(form.name)!r} in "
+                "Avro, whose names have letters, digits and underscores only",
+                "Rename one of the spaces, or leave one out with spaces.exclude.",
+            )

@@ -1,0 +1,53 @@
+"""The operator's decisions about formats, and what a registry is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Format = Literal["json", "json_schema", "avro"]
+Unsigned = Literal["long", "decimal", "string"]
+Decimals = Literal["variable", "string"]
+SubjectStrategy = Literal["topic", "record", "topic_record"]
+
+REGISTERED: Final = frozenset({"avro"})
+"""Formats whose messages name a schema by the id that a registry has given it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A schema as a registry must have it: the subject, the kind of schema as registries call it, and the schema's text."""
+
+    subject: str
+    kind: Literal["AVRO"]
+    text: str
+
+
+SchemaIds = Callable[[Registration], int]
+"""Function that returns the id of a schema, and waits until the registry has given it one."""
+
+
+def _no_registry(wanted: Registration) -> int:
+    raise AssertionError(f"{wanted.subject} needs a registry, and the configuration has none")
+
+
+@dataclass(frozen=True, slots=True)
+class FormatOptions:
+    """The format of keys and of values, and how a schema represents what Tarantool's types can hold."""
+
+    key: Format = "json"
+    value: Format = "json"
+    unsigned: Unsigned = "long"
+    decimal: Decimals = "variable"
+    subject: SubjectStrategy = "topic"
+    schema_ids: SchemaIds = _no_registry
+
+    @property
+    def has_schemas(self) -> bool:
+        """Whether keys or values have a schema."""
+        return self.key != "json" or self.value != "json"
+
+
+JSON_FORMATS: Final = FormatOptions()
+"""The default: plain JSON for keys and values."""

@@ -1,0 +1,127 @@
+"""Reading the `source` of published events, in any format that this daemon has written, without a registry.
+
+An event in Avro has its source after the rows, and only its schema says where the rows end. The source begins with the version,
+the connector and the prefix, and after it only the transaction and the times follow. So each place where the connector's name
+stands may be in the source, and it is if the rest of the event, read from there, ends exactly where the event does.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from cdc.formats.avro_values import string
+
+_CONNECTOR: Final = string("tarantool")
+_HEADER_BYTES: Final = 5
+_VARINT_BITS_MAX: Final = 64
+
+
+def source_of(value: bytes) -> dict[str, Any] | None:
+    """Return the fields `name`, `seq`, `schema_version` and `snapshot_id` of an event's source, and possibly others.
+
+    None if the value isn't an event.
+    """
+    if value[:1] == b"\x00":
+        return _avro_source(value)
+    try:
+        event = json.loads(value)
+        source = (event["payload"] if "payload" in event and "schema" in event else event)["source"]
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return None
+    return source if isinstance(source, dict) else None
+
+
+def _avro_source(value: bytes) -> dict[str, Any] | None:
+    at = len(value)
+    while (at := value.rfind(_CONNECTOR, _HEADER_BYTES, at)) >= 0:
+        try:
+            return _Reader(value, at + len(_CONNECTOR)).rest()
+        except (IndexError, ValueError):
+            continue
+    return None
+
+
+class _Reader:
+    """Reader of an event, from the field `name` of its source on. Methods raise IndexError or ValueError for other bytes."""
+
+    def __init__(self, data: bytes, at: int) -> None:
+        self._data = data
+        self._at = at
+
+    def rest(self) -> dict[str, Any]:
+        source: dict[str, Any] = {"name": self._string()}
+        self._long()
+        self._optional_long()
+        self._optional_long()
+        if not self._is_null_last():
+            self._string()  # snapshot
+        self._string()  # db
+        self._optional_string()  # sequence
+        self._string()  # table
+        self._long()  # space_id
+        for _ in range(4):  # replica_id, lsn, tsn, row
+            self._optional_long()
+        source["seq"], source["schema_version"] = self._long(), self._long()
+        self._string()  # server_uuid
+        self._optional_string()  # server_version
+        self._map()
+        snapshot_id = self._optional_string()
+        if snapshot_id is not None:
+            source["snapshot_id"] = snapshot_id
+        if self._has_value():  # transaction
+            self._string()
+            self._long()
+            self._long()
+        for _ in range(3):
+            self._optional_long()
+        if self._at != len(self._data):
+            raise ValueError("the event goes on")
+        return source
+
+    def _byte(self) -> int:
+        found = self._data[self._at]
+        self._at += 1
+        return found
+
+    def _long(self) -> int:
+        number = shift = 0
+        while True:
+            byte = self._byte()
+            number |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return number >> 1 ^ -(number & 1)
+            shift += 7
+            if shift >= _VARINT_BITS_MAX:
+                raise ValueError("a number is too long")
+
+    def _string(self) -> str:
+        count = self._long()
+        if not 0 <= count <= len(self._data) - self._at:
+            raise ValueError("a string is too long")
+        self._at += count
+        return self._data[self._at - count : self._at].decode()
+
+    def _has_value(self) -> bool:
+        which = self._byte()
+        if which not in (0, 2):
+            raise ValueError("not one of two types")
+        return which == 2
+
+    def _is_null_last(self) -> bool:
+        """Read the index of a union whose first type isn't null; return whether it is null."""
+        return self._has_value()
+
+    def _optional_long(self) -> int | None:
+        return self._long() if self._has_value() else None
+
+    def _optional_string(self) -> str | None:
+        return self._string() if self._has_value() else None
+
+    def _map(self) -> None:
+        while (count := self._long()) > 0:
+            for _ in range(min(count, len(self._data))):
+                self._string()
+                self._long()
+        if count:
+            raise ValueError("not a map as the daemon writes it")

@@ -1,0 +1,147 @@
+"""Compiled encoders of rows and keys: a function for each column, and the columns of a tuple in one pass.
+
+tuple ─▶ each value: nil? ─▶ conversion to a Connect type ─▶ the format's bytes ─▶ joined
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from cdc.errors import EncodingError, excerpt
+from cdc.events.json_values import WAY_OUT
+from cdc.events.row_encoder import Encode
+from cdc.formats.schemas import Column
+from cdc.schema.forms import SpaceForm
+from cdc.schema.keys import no_key
+from cdc.tuples.operations import steps
+
+Assemble = Callable[[Sequence[Any]], bytes]
+"""Function from the converted values of all columns, None for a missing or nil one, to a row's bytes."""
+
+_NOT_CONVERTIBLE: Final = (TypeError, ValueError, OverflowError, RecursionError, UnicodeEncodeError)
+
+
+class ColumnRows(dict[int, Encode]):
+    """Row encoders by tuple length. A tuple may lack optional columns at its end; it can't have more than there are columns."""
+
+    def __init__(self, form: SpaceForm, columns: Sequence[Column], assemble: Assemble) -> None:
+        super().__init__()
+        self._form = form
+        self._columns = columns
+        self._assemble = assemble
+        self.convert = converter(f"a row of space {form.name!r}", columns)
+        required = [place for place, column in enumerate(columns, 1) if not column.field.is_optional]
+        self._count_min = required[-1] if required else 0
+
+    def __missing__(self, length: int) -> Encode:
+        if length > len(self._columns):
+            return self._too_long(length)
+        if length < self._count_min:
+            return self._too_short(length)
+        convert, assemble, padding = self.convert, self._assemble, [None] * (len(self._columns) - length)
+        if padding:
+
+            def encode(values: Sequence[Any]) -> bytes:
+                return assemble(convert([*values, *padding]))
+
+        else:
+
+            def encode(values: Sequence[Any]) -> bytes:
+                return assemble(convert(values))
+
+        self[length] = encode
+        return encode
+
+    def _too_long(self, length: int) -> Encode:
+        form = self._form
+
+        def refuse(_: Sequence[Any]) -> bytes:
+            raise EncodingError(
+                f"a row of space {form.name!r} has {length} fields, and the space's format has {len(form.fields)}: formats with "
+                "a schema have no place for the others",
+                f'Add the missing fields to the format (space:format), or use format.value = "json". {WAY_OUT}',
+            )
+
+        return refuse
+
+    def _too_short(self, length: int) -> Encode:
+        form = self._form
+
+        def refuse(_: Sequence[Any]) -> bytes:
+            raise EncodingError(
+                f"a row of space {form.name!r} has {length} fields, and {self._count_min} of the space's format must be there",
+                WAY_OUT,
+            )
+
+        return refuse
+
+
+def converter(what: str, columns: Sequence[Column]) -> Callable[[Sequence[Any]], list[Any]]:
+    """Return a function that converts the values of all columns. It raises EncodingError, which names the column."""
+    steps_ = [(column.type.convert, column.field.is_optional) for column in columns]
+
+    def explained(values: Sequence[Any]) -> EncodingError:
+        for column, value in zip(columns, values, strict=True):
+            name = column.field.name
+            try:
+                if value is not None:
+                    column.type.convert(value)
+                elif not column.field.is_optional:
+                    return EncodingError(f"{what} has nil in the field {name!r}, which its format says is never nil", WAY_OUT)
+            except EncodingError as error:
+                return EncodingError(f"{what} can't be encoded: {error.message}, in the field {name!r}", error.hint)
+            except _NOT_CONVERTIBLE as error:
+                return EncodingError(f"{what} can't be encoded ({error}): {excerpt(value)}, in the field {name!r}", WAY_OUT)
+        return EncodingError(f"{what} can't be encoded: {excerpt(values)}", WAY_OUT)
+
+    def convert(values: Sequence[Any]) -> list[Any]:
+        try:
+            found = [None if value is None else step(value) for value, (step, _) in zip(values, steps_, strict=True)]
+        except EncodingError as error:
+            raise explained(values) from error
+        except _NOT_CONVERTIBLE as error:
+            raise explained(values) from error
+        for value, (_, is_optional) in zip(values, steps_, strict=True):
+            if value is None and not is_optional:
+                raise explained(values)
+        return found
+
+    return convert
+
+
+def key_encoders(form: SpaceForm, columns: Sequence[Column], assemble: Assemble) -> tuple[Encode, Encode]:
+    """Return the encoders of a key, and of the key of a tuple."""
+    convert = converter(f"a key of space {form.name!r}", columns)
+    readers = [(part.field, steps(part.path)) for part in form.key_parts]
+
+    def key(values: Sequence[Any]) -> bytes:
+        return assemble(convert(values))
+
+    def key_of(tuple_: Sequence[Any]) -> bytes:
+        try:
+            values = [_descend(tuple_[place], path) if path else tuple_[place] for place, path in readers]
+        except (IndexError, KeyError, TypeError) as error:
+            raise no_key(form, tuple_) from error
+        return assemble(convert(values))
+
+    return key, key_of
+
+
+def row_of_key(form: SpaceForm, columns: Sequence[Column], assemble: Assemble) -> Encode | None:
+    """Return an encoder from a key to a row that has only the key's fields; None if other fields can't be null."""
+    places = {part.field: index for index, part in enumerate(form.key_parts) if not part.path}
+    if any(not column.field.is_optional for place, column in enumerate(columns) if place not in places):
+        return None
+    convert = converter(f"a key of space {form.name!r}", columns)
+
+    def encode(values: Sequence[Any]) -> bytes:
+        return assemble(convert([values[places[place]] if place in places else None for place in range(len(columns))]))
+
+    return encode
+
+
+def _descend(value: Any, path: Sequence[int | str]) -> Any:
+    for step in path:
+        value = value[step]
+    return value

@@ -1,0 +1,244 @@
+"""Events in formats with a schema say the same as the events in JSON do."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from typing import Any, Final
+from uuid import UUID
+
+import pytest
+
+from cdc.formats.options import Format
+from cdc.formats.reading import source_of
+from cdc.protocol.extensions import Datetime, Interval
+from tests.fakes.master import Master
+from tests.formats.oracles import Ids, published
+
+FORMAT: Final[list[dict[str, Any]]] = [
+    {"name": "id", "type": "unsigned"},
+    {"name": "name", "type": "string", "is_nullable": True},
+    {"name": "balance", "type": "number", "is_nullable": True},
+    {"name": "price", "type": "decimal", "is_nullable": True},
+    {"name": "uuid", "type": "uuid", "is_nullable": True},
+    {"name": "at", "type": "datetime", "is_nullable": True},
+    {"name": "for", "type": "interval", "is_nullable": True},
+    {"name": "more", "type": "map", "is_nullable": True},
+    {"name": "ratio", "type": "double", "is_nullable": True},
+    {"name": "data", "type": "varbinary", "is_nullable": True},
+    {"name": "yes", "type": "boolean", "is_nullable": True},
+    {"name": "count", "type": "integer", "is_nullable": True},
+]
+MOMENT: Final = Datetime(1709240398, 123456789, 180)
+LENGTH: Final = Interval(1, -2, 0, 3, 4, 5, 6, 7)
+ROW: Final = (2, "two", None, Decimal("-1.50"), UUID(int=5), MOMENT, LENGTH, {"a": [1, None]}, 1.5, b"a\xff", True, -(2**63))
+
+
+def work(master: Master) -> None:
+    master.insert("users", *ROW)
+    master.replace("users", 2, "zwei", 2.5)
+    master.update("users", [2], ["=", 2, "x"], ["+", 3, 1])
+    master.upsert("users", [3, "three", 3], ["=", 2, "y"])
+    master.upsert("users", [3, "three", 3], ["=", 2, "y"])
+    master.begin()
+    master.insert("users", 4, "four")
+    master.delete("users", 3)
+    master.commit()
+    master.truncate("users")
+
+
+def master_with_users() -> Master:
+    master = Master("2.11")
+    master.create_space("users", FORMAT)
+    master.insert("users", 1, "one", 10)
+    return master
+
+
+def json_of(data: bytes | None) -> Any:
+    return None if data is None else json.loads(data)
+
+
+def connect_payload(data: bytes | None) -> Any:
+    """The payload, if it fits the schema beside it."""
+    if data is None:
+        return None
+    found = json.loads(data)
+    assert found.keys() == {"schema", "payload"}
+    return fitting(found["schema"], found["payload"])
+
+
+def fitting(schema: dict[str, Any], value: Any) -> Any:
+    """The value with everything that the schema has and the value doesn't; it must have nothing else, and the schema's types."""
+    if value is None:
+        assert schema["optional"], schema
+        return schema.get("default")
+    match schema["type"]:
+        case "struct":
+            fields = {field["field"]: field for field in schema["fields"]}
+            assert not value.keys() - fields.keys()
+            return {name: fitting(field, value.get(name)) for name, field in fields.items()}
+        case "bytes":
+            return base64.b64decode(value, validate=True)
+        case "map":
+            return {key: fitting(schema["values"], one) for key, one in value.items()}
+        case kind:
+            assert type(value) is {"string": str, "boolean": bool, "double": float}.get(kind, int)
+            return value
+
+
+def reader(ids: Ids, chosen: Format) -> Callable[[bytes | None], Any]:
+    return {"json": json_of, "json_schema": connect_payload, "avro": ids.read}[chosen]
+
+
+def as_columns(row: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A row of the format json as its columns are in a format with a schema."""
+    if row is None:
+        return None
+    found: dict[str, Any] = {field["name"]: row.get(field["name"]) for field in FORMAT}
+    for name in ("balance", "more"):
+        if found[name] is not None:
+            found[name] = json.dumps(found[name], separators=(",", ":"))
+    if found["price"] is not None:
+        number = Decimal(found["price"])
+        exponent = number.as_tuple().exponent
+        assert isinstance(exponent, int)
+        unscaled = int(number.scaleb(-exponent))
+        found["price"] = {"scale": -exponent, "value": unscaled.to_bytes(unscaled.bit_length() // 8 + 1, "big", signed=True)}
+    if found["data"] is not None:
+        found["data"] = base64.b64decode(found["data"])
+    return found
+
+
+def as_event(event: dict[str, Any] | None) -> Any:
+    """An event of the format json as it is in a format with a schema."""
+    if event is None:
+        return None
+    found = dict(event)
+    for name in ("before", "after", "upsert"):
+        if name in found:
+            found[name] = as_columns(found[name])
+    if "patch" in found:
+        found["patch"] = json.dumps(found["patch"], separators=(",", ":"))
+    if found["op"] == "d" and "server_version" in found["source"]:
+        found["before"] = {field["name"]: None for field in FORMAT} | {"id": 3}
+    return found
+
+
+def without_nulls(value: Any) -> Any:
+    """What is absent and what is null is the same in a format with a schema."""
+    if isinstance(value, dict):
+        return {name: without_nulls(one) for name, one in value.items() if one is not None}
+    return value
+
+
+@pytest.mark.parametrize("images", [True, False], ids=["images", "no images"])
+@pytest.mark.parametrize("value", ["json_schema", "avro"])
+@pytest.mark.parametrize("key", ["json", "json_schema", "avro"])
+def test_events_say_the_same_as_in_json(key: Format, value: Format, images: bool) -> None:
+    ids = Ids()
+    plain = published(master_with_users(), work, ids, images=images, key="json", value="json")
+    found = published(master_with_users(), work, ids, images=images, key=key, value=value)
+    assert len(found) == len(plain) == 10
+    for (topic, one_key, one), (plain_topic, plain_key, plain_one) in zip(found, plain, strict=True):
+        assert topic == plain_topic
+        assert reader(ids, key)(one_key) == json_of(plain_key)
+        assert without_nulls(reader(ids, value)(one)) == without_nulls(as_event(json_of(plain_one)))
+        if one is not None:
+            wanted = json_of(plain_one)["source"]
+            source = source_of(one)
+            assert source is not None
+            for name in ("name", "seq", "schema_version"):
+                assert source[name] == wanted[name]
+            assert source.get("snapshot_id") == wanted.get("snapshot_id")
+
+
+@pytest.mark.parametrize("key", ["json_schema", "avro"])
+def test_keys_alone_have_a_schema(key: Format) -> None:
+    ids = Ids()
+    plain = published(master_with_users(), work, ids, images=True, key="json", value="json")
+    found = published(master_with_users(), work, ids, images=True, key=key, value="json")
+    assert [one for _, _, one in found] == [one for _, _, one in plain]
+    assert [reader(ids, key)(one) for _, one, _ in found] == [json_of(one) for _, one, _ in plain]
+
+
+def test_names_are_those_of_debeziums_tools() -> None:
+    ids = Ids()
+    published(master_with_users(), work, ids, images=False, key="avro", value="avro")
+    by_subject = {wanted.subject: json.loads(wanted.text) for wanted in ids.schemas}
+    assert by_subject.keys() == {"shop.users-key", "shop.users-value"}
+    key, envelope = by_subject["shop.users-key"], by_subject["shop.users-value"]
+    assert (key["namespace"], key["name"], key["connect.name"]) == ("shop.users", "Key", "shop.users.Key")
+    assert envelope["connect.name"] == "shop.users.Envelope"
+    assert envelope["connect.version"] == 2
+    fields = {field["name"]: field["type"] for field in envelope["fields"]}
+    assert fields["upsert"][1]["connect.name"] == "shop.users.Value"
+    assert fields["before"] == fields["after"] == ["null", "shop.users.Value"]
+    assert fields["source"]["connect.name"] == "io.debezium.connector.tarantool.Source"
+    assert (fields["transaction"][1]["connect.name"], fields["transaction"][1]["connect.version"]) == ("event.block", 1)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "subjects"),
+    [
+        ("topic", {"shop.users-key", "shop.users-value"}),
+        ("record", {"shop.users.Key", "shop.users.Envelope"}),
+        ("topic_record", {"shop.users-shop.users.Key", "shop.users-shop.users.Envelope"}),
+    ],
+)
+def test_subjects(strategy: str, subjects: set[str]) -> None:
+    ids = Ids()
+    published(master_with_users(), work, ids, images=True, key="avro", value="avro", subject=strategy)
+    assert {wanted.subject for wanted in ids.schemas} == subjects
+
+
+@pytest.mark.parametrize("value", ["json_schema", "avro"])
+def test_what_a_schema_has_no_place_for_is_refused(value: Format) -> None:
+    def more(master: Master) -> None:
+        master.insert("users", 2**63)
+        master.insert("users", 5, *[None] * 11, "past the format")
+        master.insert("users", 6, None, None, None, None, None, Interval(month=1, adjust="last"))
+
+    found = published(master_with_users(), more, Ids(), images=True, key=value, value=value)
+    letters = [json.loads(one) for topic, _, one in found if topic == "shop.dlq"]
+    assert len(letters) == len(found) - 1 == 3
+    assert 'Set format.unsigned = "decimal" or "string"' in letters[0]["error"]
+    assert "has 13 fields, and the space's format has 12" in letters[1]["error"]
+    assert "the adjust mode 'last'" in letters[2]["error"]
+
+
+@pytest.mark.parametrize(("unsigned", "shown"), [("decimal", Decimal(2**64 - 1)), ("string", str(2**64 - 1))])
+def test_unsigned_past_63_bits(unsigned: str, shown: object) -> None:
+    ids = Ids()
+    found = published(
+        master_with_users(), lambda m: m.insert("users", 2**64 - 1), ids, images=True, key="avro", value="avro", unsigned=unsigned
+    )
+    assert ids.read(found[-1][1]) == {"id": shown}
+    assert ids.read(found[-1][2])["after"]["id"] == shown
+
+
+def test_decimals_as_text() -> None:
+    ids = Ids()
+    found = published(
+        master_with_users(),
+        lambda m: m.insert("users", 2, None, None, Decimal("0.000")),
+        ids,
+        images=True,
+        key="avro",
+        value="avro",
+        decimal="string",
+    )
+    assert ids.read(found[-1][2])["after"]["price"] == "0.000"
+
+
+def test_doubles_that_json_has_no_number_for() -> None:
+    def more(master: Master) -> None:
+        master.insert("users", 2, *[None] * 7, float("-inf"))
+
+    ids = Ids()
+    found = published(master_with_users(), more, ids, images=True, key="avro", value="avro")
+    assert ids.read(found[-1][2])["after"]["ratio"] == float("-inf")
+    found = published(master_with_users(), more, ids, images=True, key="json_schema", value="json_schema")
+    assert found[-1][0] == "shop.dlq"
+    assert "-inf has no JSON number" in json.loads(found[-1][2])["error"]

@@ -1,0 +1,48 @@
+"""Names that Avro allows, and names that become one."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc.errors import ConfigurationError
+from cdc.formats.names import cleaned, cleaned_path
+from tests.fakes.master import Master
+from tests.formats.oracles import Ids, published
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"), [("a", "a"), ("a-b", "a_b"), ("1st", "_1st"), ("имя", "___"), ("", "_"), ("a.b", "a_b"), ("_a1", "_a1")]
+)
+def test_names_of_fields(name: str, shown: str) -> None:
+    assert cleaned(name) == shown
+
+
+def test_full_names_keep_their_dots() -> None:
+    assert cleaned_path("shop.eu-1.2nd.Value") == "shop.eu_1._2nd.Value"
+
+
+FIELDS = [{"name": "id", "type": "unsigned"}, {"name": "a-b", "type": "string", "is_nullable": True}]
+TWICE = [*FIELDS, {"name": "a_b", "type": "string", "is_nullable": True}]
+
+
+def test_fields_that_become_one_are_refused_at_the_start_and_at_ddl() -> None:
+    master = Master("2.11")
+    master.create_space("users", FIELDS)
+    ids = Ids()
+    with pytest.raises(ConfigurationError, match="the fields 'a-b' and 'a_b' of space 'users' would both be called 'a_b'"):
+        published(master, lambda m: m.format("users", TWICE), ids, images=True, key="avro", value="avro")
+    with pytest.raises(ConfigurationError, match="the fields 'a-b' and 'a_b'"):
+        published(master, lambda _: None, ids, images=True, key="avro", value="avro")
+    published(master, lambda _: None, ids, images=True, key="json_schema", value="json_schema")
+
+
+def test_spaces_that_become_one_are_refused() -> None:
+    master = Master("2.11")
+    master.create_space("a-b", FIELDS)
+    ids = Ids()
+
+    def more(changed: Master) -> None:
+        changed.create_space("a_b", FIELDS)
+
+    with pytest.raises(ConfigurationError, match="the schemas of the spaces 'a-b' and 'a_b' would both be called 'a_b'"):
+        published(master, more, ids, images=False, key="json", value="avro")

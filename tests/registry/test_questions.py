@@ -1,0 +1,163 @@
+"""What the daemon asks of a registry: the same of the one in this process and of a real one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import uuid4
+
+import pytest
+
+from cdc.errors import ConfigurationError
+from cdc.formats.options import Registration
+from cdc.registry.questions import Questions, RegistryRefusal
+from tests.fakes.registry import FakeRegistry
+
+
+class HasUrl(Protocol):
+    @property
+    def url(self) -> str: ...
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.live)])
+def any_registry(request: pytest.FixtureRequest) -> Iterator[HasUrl]:
+    if request.param == "real":
+        yield request.getfixturevalue("registry")
+    else:
+        with FakeRegistry() as fake:
+            yield fake
+
+
+def record(*fields: tuple[str, Any], name: str = "Value") -> str:
+    """A schema; a field of the type null is optional."""
+    shown = [
+        {"name": field, "type": ["null", "string"], "default": None} if kind is None else {"name": field, "type": kind}
+        for field, kind in fields
+    ]
+    return json.dumps({"type": "record", "name": name, "namespace": "shop.users", "fields": shown, "connect.name": "x"})
+
+
+def questions(registry: HasUrl, **changed: Any) -> Questions:
+    return Questions({"url": registry.url}, **{"auto_register": True, **changed})
+
+
+def subject() -> str:
+    return f"shop.{uuid4().hex}-value"
+
+
+def test_a_schema_is_registered_once(any_registry: HasUrl) -> None:
+    asked, wanted = questions(any_registry), Registration(subject(), "AVRO", record(("id", "long")))
+    assert asked.known_id_of(wanted) is None
+    found = asked.id_of(wanted)
+    assert asked.known_id_of(wanted) == found
+    assert questions(any_registry).id_of(wanted) == found
+    assert asked.id_of(Registration(subject(), "AVRO", wanted.text)) == found, "the same schema has one id under all subjects"
+
+
+def test_a_compatible_change_is_registered(any_registry: HasUrl) -> None:
+    asked, name = questions(any_registry), subject()
+    first = asked.id_of(Registration(name, "AVRO", record(("id", "long"))))
+    second = asked.id_of(Registration(name, "AVRO", record(("id", "long"), ("name", None))))
+    assert second != first
+    third = asked.id_of(Registration(name, "AVRO", record(("id", "long"))))
+    assert third == first, "a former version is found again"
+
+
+@pytest.mark.parametrize("fields", [[("id", "string")], [("id", "long"), ("name", "string")]])
+def test_an_incompatible_change_is_refused_before_it_is_registered(any_registry: HasUrl, fields: list[tuple[str, Any]]) -> None:
+    asked, name = questions(any_registry), subject()
+    asked.id_of(Registration(name, "AVRO", record(("id", "long"))))
+    changed = Registration(name, "AVRO", record(*fields))
+    with pytest.raises(RegistryRefusal, match=f"'{name}' isn't compatible with its latest version") as refusal:
+        asked.id_of(changed)
+    assert refusal.value.reason == "incompatible"
+    assert asked.known_id_of(changed) is None
+    if isinstance(any_registry, FakeRegistry):
+        assert any_registry.requests.count(f"POST /subjects/{name}/versions") == 1
+
+
+def test_a_schema_must_be_there_if_it_is_not_to_be_registered(any_registry: HasUrl) -> None:
+    wanted = Registration(subject(), "AVRO", record(("id", "long")))
+    asked = questions(any_registry, auto_register=False)
+    with pytest.raises(RegistryRefusal, match="auto_register is false") as refusal:
+        asked.id_of(wanted)
+    assert refusal.value.reason == "missing"
+    found = questions(any_registry).id_of(wanted)
+    assert asked.id_of(wanted) == found
+
+
+def test_a_schema_that_is_none_is_refused(any_registry: HasUrl) -> None:
+    if isinstance(any_registry, FakeRegistry):
+        any_registry.failure = (422, {"error_code": 42201, "message": "Invalid Avro schema"})
+    with pytest.raises(RegistryRefusal, match=r"refuses the schema of the subject|isn't compatible|fails") as refusal:
+        questions(any_registry).id_of(Registration(subject(), "AVRO", '{"type":"rekord"}'))
+    assert refusal.value.reason == "refused"
+
+
+# What goes wrong on the way.
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeRegistry]:
+    with FakeRegistry(user="cdc:secret") as started:
+        yield started
+
+
+WANTED = Registration("shop.users-value", "AVRO", record(("id", "long")))
+
+
+def signed_in(fake: FakeRegistry, **changed: Any) -> Questions:
+    return Questions({"url": fake.url, "basic.auth.user.info": "cdc:secret"}, **{"auto_register": True, **changed})
+
+
+def test_who_may_not_ask_is_told(fake: FakeRegistry) -> None:
+    with pytest.raises(RegistryRefusal, match=r"check format\.registry\.user") as refusal:
+        Questions({"url": fake.url}, auto_register=True).id_of(WANTED)
+    assert refusal.value.reason == "forbidden"
+    assert signed_in(fake).id_of(WANTED) == 1
+
+
+def test_a_registry_that_is_away(fake: FakeRegistry) -> None:
+    asked = signed_in(fake)
+    fake.stop()
+    with pytest.raises(RegistryRefusal, match="can't be reached") as refusal:
+        asked.id_of(WANTED)
+    assert refusal.value.reason == "away"
+    fake.start()
+    assert asked.id_of(WANTED) == 1
+
+
+def test_a_registry_that_fails(fake: FakeRegistry) -> None:
+    asked = signed_in(fake)
+    fake.failure = (503, {"error_code": 50301, "message": "not now"})
+    with pytest.raises(RegistryRefusal, match="fails: not now") as refusal:
+        asked.id_of(WANTED)
+    assert refusal.value.reason == "away"
+
+
+def test_a_call_has_a_deadline(fake: FakeRegistry, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = signed_in(fake, call_seconds=0.2)
+    # The client's own time limit doesn't always help, so here it doesn't.
+    monkeypatch.setattr("confluent_kafka.schema_registry.SchemaRegistryClient.lookup_schema", _hang)
+    begun = time.monotonic()
+    with pytest.raises(RegistryRefusal, match=r"doesn't answer within 0\.2 s"):
+        asked.id_of(WANTED)
+    assert time.monotonic() - begun < 5
+    monkeypatch.undo()
+    assert asked.id_of(WANTED) == 1
+
+
+def _hang(*_: object) -> None:
+    time.sleep(3)
+
+
+def test_settings_that_the_client_does_not_take_are_told_without_secrets(tmp_path: Path) -> None:
+    settings: Callable[..., dict[str, str]] = lambda **more: {"url": "http://127.0.0.1:1", **more}  # noqa: E731
+    with pytest.raises(ConfigurationError, match="Unrecognized properties") as error:
+        Questions(settings(**{"basic.auth.user.info": "cdc:secret", "no.such": "secret"}), auto_register=True)
+    assert "secret" not in str(error.value)
+    with pytest.raises(ConfigurationError, match="client of the registry can't be made"):
+        Questions(settings(**{"ssl.ca.location": str(tmp_path / "missing.pem")}), auto_register=True)
