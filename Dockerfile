@@ -16,7 +16,7 @@ RUN apt-get update \
 # The daemon: docker build --target daemon .
 FROM python:3.11-slim AS daemon
 COPY --from=wheel /app/constraints.txt /app/wheels/ /app/
-RUN pip install --no-cache-dir --constraint /app/constraints.txt /app/*.whl \
+RUN pip install --no-cache-dir --constraint /app/constraints.txt "$(echo /app/*.whl)[registry]" \
     && useradd --create-home cdc \
     && install -d -o cdc -g cdc /var/lib/tarantool-cdc
 USER cdc
@@ -33,7 +33,7 @@ ENV TARANTOOL_CDC_CACHE=/opt/tarantool-cdc
 RUN apt-get update \
     && apt-get install -y --no-install-recommends default-jre-headless maven procps \
     && rm -rf /var/lib/apt/lists/* \
-    && pip install --no-cache-dir --constraint constraints.txt '.[spark]' \
+    && pip install --no-cache-dir --constraint constraints.txt '.[avro,spark]' \
     && python -m cdc.local.jars spark \
     && rm -rf /root/.m2 \
     && useradd --create-home cdc \

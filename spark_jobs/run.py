@@ -242,6 +242,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
             parser.error("--changes can't be combined with --bootstrap-servers and --prefix: name either Kafka or a table")
         if options.changes is None and len(named) < 2:
             parser.error("--bootstrap-servers and --prefix are required, or --changes")
+    if options.job in JOBS:
+        if options.value_format == "avro" and options.registry is None:
+            parser.error("--value-format avro needs the registry's address: --registry (the daemon's format.registry.url)")
+        if options.value_format != "avro" and options.registry is not None:
+            parser.error("--registry has an effect only with --value-format avro")
     return options
 
 

@@ -38,13 +38,15 @@ class _Writer:
 
     def _field(self, field: StructField) -> dict[str, Any]:
         found = self._type(field.type)
-        name = cleaned(field.name)
+        name: dict[str, Any] = {"name": cleaned(field.name)}
+        if name["name"] != field.name:
+            name["tarantool.name"] = field.name
         if not field.is_optional:
-            return {"name": name, "type": found}
+            return name | {"type": found}
         if field.default is None:
-            return {"name": name, "type": ["null", found], "default": None}
+            return name | {"type": ["null", found], "default": None}
         # Avro's default is of the union's first type.
-        return {"name": name, "type": [found | {"connect.default": field.default}, "null"], "default": field.default}
+        return name | {"type": [found | {"connect.default": field.default}, "null"], "default": field.default}
 
     def _type(self, found: Type) -> Any:
         if isinstance(found, Struct):

@@ -196,7 +196,8 @@ _UNSIGNED: Final = {
         _as_decimal,
         (("scale", "0"), ("connect.decimal.precision", str(UNSIGNED_DIGITS))),
     ),
-    "string": ValueType("string", "", _as_digits),
+    # The parameter tells readers that these strings are numbers.
+    "string": ValueType("string", "", _as_digits, (("tarantool.type", "unsigned"),)),
 }
 _DECIMAL: Final = {
     "variable": ValueType("scaled", VARIABLE_SCALE_DECIMAL, scaled),

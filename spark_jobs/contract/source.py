@@ -11,14 +11,16 @@ import json
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 from pyspark.errors import IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from spark_jobs.contract.avro_records import with_json, with_schemas
 from spark_jobs.contract.envelope import CONTROL_TOPICS, Names, with_fault_column
 from spark_jobs.contract.owner import Owner, topic_suffix
+from spark_jobs.contract.registry import Registry
 from spark_jobs.errors import JobError
 
 _CONSUMER: Final = {
@@ -58,6 +60,8 @@ class Topics:
     kafka_options: Mapping[str, str] = field(default_factory=dict)
     skip_unreadable: bool = False
     """Whether `read` leaves out records that aren't change events, because the stream puts them among the dead letters."""
+    registry: Registry | None = None
+    """Where the schemas of keys and values in Avro are; None if all of them are JSON."""
     known: Known = field(default_factory=Known, compare=False, repr=False)
     """What the program that runs a job learns of the prefix's owner (own_topics.py)."""
 
@@ -73,6 +77,7 @@ class Topics:
             max_offsets_per_trigger=given.get("max_offsets_per_trigger") or None,
             kafka_options={**options.kafka_options_file, **dict(options.kafka_option)},
             skip_unreadable=given.get("on_error") == "dead-letter",
+            registry=_registry(given),
         )
 
     def control(self, name: str) -> str:
@@ -92,7 +97,12 @@ class Topics:
     def own(self, records: DataFrame) -> DataFrame:
         """Return records without those of topics that aren't the owner's."""
         foreign = self.known.foreign
-        return records.where(~F.col("topic").isin(*foreign)) if foreign else records
+        own = records.where(~F.col("topic").isin(*foreign)) if foreign else records
+        # Without Kafka the stream reads a table, whose texts are JSON already.
+        return with_schemas(own) if self.registry is not None and self.bootstrap_servers else own
+
+    def _as_json(self, records: DataFrame) -> DataFrame:
+        return records if self.registry is None else with_json(records, self.registry)
 
     def pattern(self, control: Collection[str] = ()) -> str:
         """Return a regular expression for the complete names of the chosen spaces' topics, and of the named control topics.
@@ -129,13 +139,14 @@ class Topics:
         reader = reader.option("startingOffsets", self.starting_offsets)
         if self.max_offsets_per_trigger is not None:
             reader = reader.option("maxOffsetsPerTrigger", self.max_offsets_per_trigger)
-        return reader.option("subscribePattern", self.pattern(control)).load()
+        return self._as_json(reader.option("subscribePattern", self.pattern(control)).load())
 
     def read(self, session: SparkSession, topic: str) -> DataFrame:
         """Return all records that one topic holds now; no records if there is no such topic."""
         reader = session.read.format("kafka").options(**self.options())
         # Subscribed by pattern: naming a topic that doesn't exist would fail, or create it.
         records = reader.option("startingOffsets", "earliest").option("subscribePattern", f"^(?:{re.escape(topic)})$").load()
+        records = self._as_json(records)
         if not self.skip_unreadable or topic in map(self.control, CONTROL_TOPICS):
             return records
         return with_fault_column(records).where("sentence is null").drop("sentence")
@@ -147,12 +158,13 @@ class Topics:
         """
         known = "|".join(map(re.escape, offsets))
         others = session.read.format("kafka").options(**self.options()).option("startingOffsets", "earliest")
-        found = self.own(others.option("subscribePattern", rf"^(?!(?:{known})$){self.pattern()}").load())
+        found = others.option("subscribePattern", rf"^(?!(?:{known})$){self.pattern()}").load()
         if not offsets:
-            return found
+            return self.own(self._as_json(found))
         reader = session.read.format("kafka").options(**self.options()).option("startingOffsets", json.dumps(offsets))
         partitions = {topic: [int(partition) for partition in numbers] for topic, numbers in offsets.items()}
-        return found.unionByName(reader.option("assign", json.dumps(partitions)).load())
+        found = found.unionByName(reader.option("assign", json.dumps(partitions)).load())
+        return self.own(self._as_json(found))
 
     def options(self) -> dict[str, str]:
         """Return the options of Spark's Kafka source that all reads use."""
@@ -162,3 +174,10 @@ class Topics:
             **self.kafka_options,
             "kafka.isolation.level": "read_committed",
         }
+
+
+def _registry(given: Mapping[str, Any]) -> Registry | None:
+    if given.get("value_format") != "avro":
+        return None
+    user, password = given["registry_user"], given["registry_password"]
+    return Registry(given["registry"], user, password, given["registry_ca"])

@@ -124,6 +124,16 @@ def add_kafka_options(parser: argparse.ArgumentParser, *, required: bool = True)
         help="a properties file for Kafka's clients (security.protocol=…), as Kafka's own tools use it; --kafka-option takes"
         " precedence",
     )
+    add(
+        "--value-format",
+        choices=("json", "avro"),
+        default="json",
+        help="the daemon's format.value (and format.key); with avro, records that are JSON are read, too (default: %(default)s)",
+    )
+    add("--registry", metavar="URL", help="the registry with the schemas of --value-format avro (format.registry.url)")
+    add("--registry-user", metavar="NAME", help="a user who may read schemas")
+    add("--registry-password", type=secret, metavar="TEXT", help="that user's password; @FILE or $NAME of the environment")
+    add("--registry-ca", metavar="FILE", help="a file with the certificates that sign the registry's, also on Spark's workers")
 
 
 def add_spark_options(parser: argparse.ArgumentParser, jars_variable: str) -> None:

@@ -130,6 +130,8 @@ class FakeRegistry:
                     return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
                 return 200, {"is_compatible": self._is_compatible(subject, body["schema"])}
             case "GET", "schemas", "ids", number:
+                if int(number) not in self._ids.values():
+                    return 404, {"error_code": 40403, "message": f"Schema {number} not found"}
                 return 200, {"schema": self.schema(int(number))}
             case "GET", "subjects":
                 return 200, {}

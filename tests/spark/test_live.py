@@ -33,7 +33,7 @@ class Daemon:
 
     def __init__(self, bootstrap_servers: str) -> None:
         self.prefix = f"spark-{uuid.uuid4().hex[:8]}"
-        self._bootstrap_servers = bootstrap_servers
+        self.bootstrap_servers = bootstrap_servers
         self._admin = AdminClient({"bootstrap.servers": bootstrap_servers})
         # Some transactions stay open while jobs run, which takes longer than Kafka's minute on a busy machine.
         settings: dict[str, Any] = {"transactional.id": self.prefix, "transaction.timeout.ms": 600_000}
@@ -68,7 +68,7 @@ class Daemon:
     def arguments(self, path: Path) -> list[str]:
         """Options of a job that reads this daemon's topics."""
         places = ["--path", str(path / "tables"), "--checkpoint", str(path / "checkpoint")]
-        return ["--bootstrap-servers", self._bootstrap_servers, "--prefix", self.prefix, *places, "--available-now"]
+        return ["--bootstrap-servers", self.bootstrap_servers, "--prefix", self.prefix, *places, "--available-now"]
 
 
 @pytest.fixture
