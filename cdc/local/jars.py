@@ -94,6 +94,20 @@ _OPENSEARCH_VERSION = "2.19.6"
 SPYMEMCACHED = JarSet("spymemcached", ("net.spy:spymemcached:2.12.3",), transitive=False)
 """A client that receives memcached's TAP feeds, for the tests."""
 
+DEBEZIUM = JarSet(
+    "debezium",
+    (
+        "io.debezium:debezium-connect-plugins:3.6.1.Final",
+        "org.apache.kafka:connect-json:4.3.1",
+        "org.apache.kafka:connect-runtime:4.3.1",
+        "org.apache.kafka:connect-transforms:4.3.1",
+        "io.apicurio:apicurio-registry-utils-converter:2.6.13.Final",
+        "io.apicurio:apicurio-registry-serdes-avro-serde:2.6.13.Final",
+    ),
+    transitive=True,
+)
+"""Debezium's transforms and Kafka Connect's converters, which judge events in the tests."""
+
 REGISTRY = JarSet("registry", (), transitive=False, archive="io.apicurio:apicurio-registry-app:2.6.13.Final:tar.gz:all")
 """A registry of schemas. Versions 3 require Java 21."""
 
@@ -206,7 +220,7 @@ def _file_name(artifact: str) -> str:
 
 def main() -> None:
     """Fetch the sets that the arguments name, or all, and print their folders."""
-    jar_sets = {jar_set.name: jar_set for jar_set in (KAFKA, SPARK, OPENSEARCH, SPYMEMCACHED, REGISTRY)}
+    jar_sets = {jar_set.name: jar_set for jar_set in (KAFKA, SPARK, OPENSEARCH, SPYMEMCACHED, REGISTRY, DEBEZIUM)}
     parser = argparse.ArgumentParser(prog="python -m cdc.local.jars", description=main.__doc__)
     parser.add_argument("sets", nargs="*", metavar="SET", help=f"one of {', '.join(jar_sets)}")
     names = parser.parse_args().sets or list(jar_sets)
