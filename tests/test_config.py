@@ -114,7 +114,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("format.value", {"format": {"value": "protobuf"}}, 'must be "json", "json_schema" or "avro"'),
     ("format.key", {"format": {"key": "text"}}, 'must be "json", "json_schema" or "avro"'),
     ("format.envelope", {"format": {"envelope": "flat"}}, 'must be "debezium"'),
-    ("format.source", {"format": {"source": "lean"}}, 'must be "full"'),
+    ("format.source", {"format": {"source": "none"}}, 'must be "full" or "lean"'),
     ("format", {"format": {"value": "avro"}}, 'value = "avro" needs the registry\'s address: set url in [format.registry]'),
     ("format", {"format": {"key": "avro", "registry": {}}}, 'key = "avro" needs the registry\'s address'),
     ("format", {"format": {"unsigned": "string"}}, 'unsigned has no effect on "json"'),

@@ -28,6 +28,8 @@ def path_of(config: Config) -> tuple[native.RowPath, str]:
     other = next((name for name in (section.key, section.value) if name != "json"), None)
     if native.ROW_PATH == "native" and other is not None:
         return "python", f'the compiled row path makes no events with keys or values in "{other}"'
+    if native.ROW_PATH == "native" and section.source != "full":
+        return "python", f'the compiled row path makes no events with format.source = "{section.source}"'
     return native.ROW_PATH, native.REASON
 
 

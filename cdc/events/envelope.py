@@ -229,9 +229,8 @@ class Envelope:
 
     def _value_pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:  # noqa: ARG002
         encoder = RowEncoder(form)
-        return SpacePieces(
-            encoder.key, encoder.key_of, encoder.rows, encoder.patch, *text_pieces(form, server_uuid, server_version)
-        )
+        table, schema = self._text_pieces(form, server_uuid, server_version)
+        return SpacePieces(encoder.key, encoder.key_of, encoder.rows, encoder.patch, table, schema)
 
     def shared(
         self,
@@ -245,6 +244,15 @@ class Envelope:
         `place` is the transaction's origin and the lsn of its first row; `vclock` is the position after it.
         """
         return None
+
+    @staticmethod
+    def _text_pieces(form: SpaceForm, server_uuid: str, server_version: str | None) -> tuple[bytes, bytes]:
+        """Return a form's pieces `table` and `schema` as JSON."""
+        table = b'\\"]","table":%b,"space_id":%d,"replica_id":' % (encode(form.name), form.space_id)
+        server = b',"schema_version":%d,"server_uuid":"%b"' % (form.schema_version, server_uuid.encode())
+        if server_version is not None:
+            server += b',"server_version":"%b"' % server_version.encode()
+        return table, server + b',"vclock":'
 
     @staticmethod
     def number(value: int) -> bytes:
@@ -261,8 +269,7 @@ class Envelope:
         """Return the piece from the master's time of a transaction to the opening quote of its lsn in `sequence`."""
         return b'%b,"snapshot":"false","db":"","sequence":"[\\"%b\\",\\"' % (times(round(timestamp * 1e6)), previous_lsn)
 
-    @staticmethod
-    def batch_time(now_us: int) -> bytes:
+    def batch_time(self, now_us: int) -> bytes:
         """Return the piece with the event's own time and closing brace; it is the same for an entire batch."""
         return b"}," + times(now_us) + b"}"
 
@@ -312,15 +319,6 @@ class Envelope:
         if change.kind is ChangeKind.DROP:
             key["dropped"] = True
         return encode(key), value
-
-
-def text_pieces(form: SpaceForm, server_uuid: str, server_version: str | None) -> tuple[bytes, bytes]:
-    """Return a form's pieces `table` and `schema` as JSON."""
-    table = b'\\"]","table":%b,"space_id":%d,"replica_id":' % (encode(form.name), form.space_id)
-    server = b',"schema_version":%d,"server_uuid":"%b"' % (form.schema_version, server_uuid.encode())
-    if server_version is not None:
-        server += b',"server_version":"%b"' % server_version.encode()
-    return table, server + b',"vclock":'
 
 
 def _times(now_us: int) -> dict[str, int]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from cdc.events.envelope import Envelope, KeyPieces, Openings, SpaceEvents, SpacePieces
+from cdc.events.envelope import Envelope, KeyPieces, Openings, SharedPieces, SpaceEvents, SpacePieces
 from cdc.events.row_encoder import Encode, RowEncoder
 from cdc.formats import rows, schemas
 from cdc.formats.avro_schema import avro_text
@@ -89,22 +89,23 @@ class AvroEnvelope(Envelope):
         name = f"{self._prefix}.{form.name}"
         columns = schemas.columns(form, self._options, has_images=has_images)
         value = schemas.value_struct(name, columns)
-        header = _header(self._options, topic, "value", schemas.envelope(name, value, has_images=has_images))
+        envelope = schemas.envelope(name, value, self._options, has_images=has_images)
+        header = _header(self._options, topic, "value", envelope)
         assemble = _assemble(columns)
         json = RowEncoder(form)
-        version = NULL if server_version is None else PRESENT + string(server_version)
+        table, schema = self._source_pieces(form, server_uuid, NULL if has_images else PRESENT + string(server_version or ""))
         return SpacePieces(
             key=json.key,
             key_of=json.key_of,
             rows=rows.ColumnRows(form, columns, assemble),
             patch=lambda operations, base: binary(json.patch(operations, base)),
-            table=string(form.name) + long(form.space_id),
-            schema=long(form.schema_version) + string(server_uuid) + version,
+            table=table,
+            schema=schema,
             openings=_openings(header, has_patch=not has_images),
             row_of_key=None if has_images else rows.row_of_key(form, columns, assemble),
         )
 
-    def shared(self, timestamp: float, previous_lsn: bytes, place: tuple[int, int], vclock: Mapping[int, int]) -> AvroShared:
+    def shared(self, timestamp: float, previous_lsn: bytes, place: tuple[int, int], vclock: Mapping[int, int]) -> SharedPieces:
         """Return the pieces that the events of a transaction share.
 
         `place` is the transaction's origin and the lsn of its first row; `vclock` is the position after it.
@@ -112,7 +113,11 @@ class AvroEnvelope(Envelope):
         return AvroShared(self._avro_source, timestamp, previous_lsn, place, vclock)
 
     @staticmethod
-    def batch_time(now_us: int) -> bytes:
+    def _source_pieces(form: SpaceForm, server_uuid: str, version: bytes) -> tuple[bytes, bytes]:
+        """Return a form's pieces `table` and `schema`; `version` is the field `server_version`."""
+        return string(form.name) + long(form.space_id), long(form.schema_version) + string(server_uuid) + version
+
+    def batch_time(self, now_us: int) -> bytes:
         """Return the event's own times; they are the same for an entire batch."""
         return _optional_times(now_us)
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from cdc.errors import EncodingError
-from cdc.events.envelope import Envelope, KeyPieces, Openings, SpaceEvents, SpacePieces, text_pieces
+from cdc.events.envelope import Envelope, KeyPieces, Openings, SpaceEvents, SpacePieces
 from cdc.events.json_values import WAY_OUT, encode
 from cdc.events.row_encoder import Encode, RowEncoder
 from cdc.formats import rows, schemas
@@ -109,23 +109,22 @@ class ConnectEnvelope(Envelope):
         value = schemas.value_struct(name, columns)
         assemble = _assemble(columns)
         json = RowEncoder(form)
-        table, schema = text_pieces(form, server_uuid, server_version)
+        table, schema = self._text_pieces(form, server_uuid, server_version)
         return SpacePieces(
             key=json.key,
             key_of=json.key_of,
             rows=rows.ColumnRows(form, columns, assemble),
             # The operations are of the type io.debezium.data.Json: a string.
             patch=lambda operations, base: encode(json.patch(operations, base).decode()),
-            openings=_openings(_opening(schemas.envelope(name, value, has_images=has_images))),
+            openings=_openings(_opening(schemas.envelope(name, value, self._options, has_images=has_images))),
             row_of_key=None if has_images else rows.row_of_key(form, columns, assemble),
             table=table,
             schema=schema,
         )
 
-    @staticmethod
-    def batch_time(now_us: int) -> bytes:
+    def batch_time(self, now_us: int) -> bytes:
         """Do as Envelope.batch_time, and close the object around the payload."""
-        return Envelope.batch_time(now_us) + b"}"
+        return super().batch_time(now_us) + b"}"
 
     def snapshot_pieces(self, space: SpaceEvents, snapshot_id: int, vclock: bytes, now_us: int) -> tuple[bytes, bytes]:
         """Do as Envelope.snapshot_pieces, and close the object around the payload."""

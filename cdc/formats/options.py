@@ -9,6 +9,7 @@ from typing import Final, Literal
 Format = Literal["json", "json_schema", "avro"]
 Unsigned = Literal["long", "decimal", "string"]
 Decimals = Literal["variable", "string"]
+Source = Literal["full", "lean"]
 SubjectStrategy = Literal["topic", "record", "topic_record"]
 
 REGISTERED: Final = frozenset({"avro"})
@@ -40,6 +41,7 @@ class FormatOptions:
     value: Format = "json"
     unsigned: Unsigned = "long"
     decimal: Decimals = "variable"
+    source: Source = "full"
     subject: SubjectStrategy = "topic"
     schema_ids: SchemaIds = _no_registry
 

@@ -35,10 +35,11 @@ def source_of(value: bytes) -> dict[str, Any] | None:
 def _avro_source(value: bytes) -> dict[str, Any] | None:
     at = len(value)
     while (at := value.rfind(_CONNECTOR, _HEADER_BYTES, at)) >= 0:
-        try:
-            return _Reader(value, at + len(_CONNECTOR)).rest()
-        except (IndexError, ValueError):
-            continue
+        for read in (_Reader.rest, _Reader.lean_rest):
+            try:
+                return read(_Reader(value, at + len(_CONNECTOR)))
+            except (IndexError, ValueError):
+                continue
     return None
 
 
@@ -50,6 +51,7 @@ class _Reader:
         self._at = at
 
     def rest(self) -> dict[str, Any]:
+        """Return the source."""
         source: dict[str, Any] = {"name": self._string()}
         self._long()
         self._optional_long()
@@ -75,9 +77,27 @@ class _Reader:
             self._long()
         for _ in range(3):
             self._optional_long()
+        self._end()
+        return source
+
+    def lean_rest(self) -> dict[str, Any]:
+        """Do as `rest`, for a lean source."""
+        source: dict[str, Any] = {"name": self._string()}
+        self._long()
+        self._string()  # table
+        self._optional_long()
+        source["seq"], source["schema_version"] = self._long(), self._long()
+        self._optional_string()  # server_version
+        snapshot_id = self._optional_string()
+        if snapshot_id is not None:
+            source["snapshot_id"] = snapshot_id
+        self._optional_long()
+        self._end()
+        return source
+
+    def _end(self) -> None:
         if self._at != len(self._data):
             raise ValueError("the event goes on")
-        return source
 
     def _byte(self) -> int:
         found = self._data[self._at]

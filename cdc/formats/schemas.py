@@ -2,8 +2,8 @@
 
     Envelope ─┬─ op, patch and upsert (spaces without images)
               ├─ before, after ─▶ Value: the fields of the space's format
-              ├─ source        ─▶ Source
-              ├─ transaction   ─▶ event.block
+              ├─ source        ─▶ Source, with all fields or some (format.source)
+              ├─ transaction   ─▶ event.block, if the source has all fields
               └─ ts_ms, ts_us, ts_ns
     Key: the parts of the primary key
 
@@ -84,6 +84,19 @@ SOURCE: Final = Struct(
         StructField("snapshot_id", STRING, is_optional=True),
     ),
 )
+_LEAN: Final = (
+    StructField("name", STRING),
+    StructField("ts_ms", INT64),
+    StructField("table", STRING),
+    StructField("lsn", INT64, is_optional=True),
+    StructField("seq", INT64),
+    StructField("schema_version", INT64),
+    StructField("server_version", STRING, is_optional=True),
+    StructField("snapshot_id", STRING, is_optional=True),
+)
+LEAN_SOURCE: Final = Struct(SOURCE.name, None, _LEAN)
+LEAN_AVRO_SOURCE: Final = Struct(SOURCE.name, None, (StructField("connector", STRING), *_LEAN))
+"""In Avro, `connector` is where a reader without the schema finds the source (cdc.formats.reading)."""
 BLOCK: Final = Struct(
     "event.block",
     1,
@@ -157,7 +170,7 @@ def key_struct(name: str, found: tuple[Column, ...]) -> Struct:
     return Struct(f"{name}.Key", None, tuple(column.field for column in found))
 
 
-def envelope(name: str, value: Struct, *, has_images: bool) -> Struct:
+def envelope(name: str, value: Struct, options: FormatOptions, *, has_images: bool) -> Struct:
     """Return the struct of a space's events."""
     patch = (
         () if has_images else (StructField("patch", JSON_TEXT, is_optional=True), StructField("upsert", value, is_optional=True))
@@ -170,8 +183,12 @@ def envelope(name: str, value: Struct, *, has_images: bool) -> Struct:
             *patch,
             StructField("before", value, is_optional=True),
             StructField("after", value, is_optional=True),
-            StructField("source", SOURCE),
-            StructField("transaction", BLOCK, is_optional=True),
-            *_TIMES,
+            *_after_rows(options),
         ),
     )
+
+
+def _after_rows(options: FormatOptions) -> tuple[StructField, ...]:
+    if options.source == "lean":
+        return StructField("source", LEAN_AVRO_SOURCE if options.value == "avro" else LEAN_SOURCE), _TIMES[0]
+    return StructField("source", SOURCE), StructField("transaction", BLOCK, is_optional=True), *_TIMES

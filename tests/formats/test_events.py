@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
 from uuid import UUID
 
+import fastavro
 import pytest
 
 from cdc.formats.options import Format
@@ -161,6 +163,62 @@ def test_keys_alone_have_a_schema(key: Format) -> None:
     found = published(master_with_users(), work, ids, images=True, key=key, value="json")
     assert [one for _, _, one in found] == [one for _, _, one in plain]
     assert [reader(ids, key)(one) for _, one, _ in found] == [json_of(one) for _, one, _ in plain]
+
+
+LEAN: Final = ("name", "ts_ms", "table", "lsn", "seq", "schema_version", "server_version", "snapshot_id")
+
+
+def as_lean(event: dict[str, Any] | None) -> Any:
+    """An event with the fields that a lean source leaves."""
+    if event is None:
+        return None
+    source = {name: event["source"].get(name) for name in LEAN}
+    kept = {name: event[name] for name in ("op", "before", "after", "patch", "upsert", "ts_ms") if name in event}
+    return kept | {"source": source}
+
+
+@pytest.mark.parametrize("images", [True, False], ids=["images", "no images"])
+@pytest.mark.parametrize("value", ["json", "json_schema", "avro"])
+def test_a_lean_source(value: Format, images: bool) -> None:
+    ids = Ids()
+    plain = published(master_with_users(), work, ids, images=images, key="json", value="json")
+    found = published(master_with_users(), work, ids, images=images, key="json", value=value, source="lean")
+    assert len(found) == len(plain)
+    for (_, _, one), (_, _, plain_one) in zip(found, plain, strict=True):
+        event = reader(ids, value)(one)
+        wanted = as_lean(json_of(plain_one) if value == "json" else as_event(json_of(plain_one)))
+        if value == "avro" and event is not None:
+            assert event["source"].pop("connector") == "tarantool"
+        assert without_nulls(event) == without_nulls(wanted)
+        if one is not None:
+            source = source_of(one)
+            assert source is not None
+            assert source["seq"] == wanted["source"]["seq"]
+            assert source["name"] == "shop"
+            if images and value != "json_schema":
+                rows = [wanted[name] for name in ("before", "after", "upsert", "patch") if wanted.get(name)]
+                assert len(one) - sum(map(row_size(ids, value, one), rows)) <= {"json": 200, "avro": 60}[value]
+
+
+def row_size(ids: Ids, value: Format, one: bytes) -> Callable[[Any], int]:
+    """The size of a row, or of operations, as it is written in an event."""
+    if value == "json":
+        return lambda row: len(json.dumps(row, separators=(",", ":"), ensure_ascii=False).encode())
+    schema = json.loads(ids.schemas[int.from_bytes(one[1:5], "big") - 1].text)
+    (record,) = [
+        field["type"][1] for field in schema["fields"] if isinstance(field["type"], list) and "fields" in field["type"][1:][0]
+    ][:1]
+
+    def size(row: Any) -> int:
+        out = io.BytesIO()
+        if isinstance(row, str):
+            return len(row) + 1
+        fastavro.schemaless_writer(
+            out, fastavro.parse_schema(record), {name: row.get(name) for name in (f["name"] for f in record["fields"])}
+        )
+        return len(out.getvalue())
+
+    return size
 
 
 def test_names_are_those_of_debeziums_tools() -> None:

@@ -22,11 +22,12 @@ _OTHER_DESCRIPTORS: Final = 500
 
 def tap(config: Config, to: str | None) -> None:
     """Serve TAP clients, and keep the memcached at `to` filled. Raises the error that an operator must see."""
-    for name, chosen in (("key", config.format.key), ("value", config.format.value)):
-        if chosen != "json":
+    wanted = {"key": "json", "value": "json", "source": "full"}
+    for name, needed in wanted.items():
+        if getattr(config.format, name) != needed:
             raise ConfigurationError(
-                f'the TAP server reads keys and values in "json", and format.{name} is "{chosen}"',
-                f'Set format.{name} = "json", or let a second daemon, with a prefix of its own, publish JSON for it.',
+                f'the TAP server needs format.{name} = "{needed}", and it is "{getattr(config.format, name)}"',
+                f'Set format.{name} = "{needed}", or let a second daemon, with a prefix of its own, publish JSON for it.',
             )
     asyncio.run(_serve(config, _address(to) if to is not None else None))
 

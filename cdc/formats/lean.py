@@ -1,0 +1,112 @@
+"""Events with a lean source: a few fields, and no transaction, for topics where each byte counts.
+
+{"op":"c","before":null,"after":{"id":1},"source":{"name":"shop","ts_ms":…,"table":"users","lsn":188,"seq":4711,
+  "schema_version":3},"ts_ms":…}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cdc.events.envelope import SEQ, Envelope, KeyPieces, SharedPieces, SpaceEvents
+from cdc.events.json_values import encode
+from cdc.formats.avro_events import AvroEnvelope
+from cdc.formats.avro_values import NULL, PRESENT, long, string
+from cdc.formats.connect_events import ConnectEnvelope
+from cdc.formats.options import FormatOptions
+from cdc.positions.vclock import VClock
+from cdc.schema.forms import SpaceForm
+
+
+class LeanEnvelope(Envelope):
+    """Events in JSON."""
+
+    def __init__(self, version: str, prefix: str, keys: KeyPieces | None = None) -> None:
+        super().__init__(version, prefix, keys)
+        self._lean_source = b',"source":{"name":%b,"ts_ms":' % encode(prefix)
+
+    @staticmethod
+    def _text_pieces(form: SpaceForm, server_uuid: str, server_version: str | None) -> tuple[bytes, bytes]:  # noqa: ARG004
+        schema = b',"schema_version":%d' % form.schema_version
+        if server_version is not None:
+            schema += b',"server_version":"%b"' % server_version.encode()
+        return b',"table":%b,"lsn":' % encode(form.name), schema
+
+    def shared(
+        self,
+        timestamp: float,
+        previous_lsn: bytes,  # noqa: ARG002
+        place: tuple[int, int],  # noqa: ARG002
+        vclock: Mapping[int, int],  # noqa: ARG002
+    ) -> SharedPieces:
+        """Do as Envelope.shared."""
+        return _LeanText(self._lean_source + b"%d" % (round(timestamp * 1e6) // 1000))
+
+    def batch_time(self, now_us: int) -> bytes:
+        """Do as Envelope.batch_time."""
+        return b',"ts_ms":%d}' % (now_us // 1000)
+
+    def snapshot_pieces(self, space: SpaceEvents, snapshot_id: int, vclock: bytes, now_us: int) -> tuple[bytes, bytes]:  # noqa: ARG002
+        """Do as Envelope.snapshot_pieces."""
+        return (
+            b"".join((self._lean_source, b"%d" % (now_us // 1000), space.table, b"null", SEQ)),
+            b'%b,"snapshot_id":"%d"},"ts_ms":%d}' % (space.schema, snapshot_id, now_us // 1000),
+        )
+
+
+class _LeanText:
+    def __init__(self, time: bytes) -> None:
+        self._time = time
+
+    def event(self, space: SpaceEvents, lsn: int, row_number: int, seq: int, start: bytes, orders: tuple[int, int]) -> bytes:  # noqa: ARG002
+        return b"".join((start, self._time, space.table, b"%d" % lsn, SEQ, b"%d" % seq, space.schema, b"}"))
+
+
+class LeanConnectEnvelope(ConnectEnvelope, LeanEnvelope):
+    """Events with a schema block."""
+
+
+class LeanAvroEnvelope(AvroEnvelope):
+    """Events in Avro."""
+
+    def __init__(self, version: str, prefix: str, keys: KeyPieces | None, options: FormatOptions) -> None:
+        super().__init__(version, prefix, keys, options)
+        self._lean_source = string("tarantool") + string(prefix)
+
+    @staticmethod
+    def _source_pieces(form: SpaceForm, server_uuid: str, version: bytes) -> tuple[bytes, bytes]:  # noqa: ARG004
+        return string(form.name), long(form.schema_version) + version
+
+    def shared(
+        self,
+        timestamp: float,
+        previous_lsn: bytes,  # noqa: ARG002
+        place: tuple[int, int],  # noqa: ARG002
+        vclock: Mapping[int, int],  # noqa: ARG002
+    ) -> SharedPieces:
+        """Do as Envelope.shared."""
+        return _LeanAvro(self._lean_source + long(round(timestamp * 1e6) // 1000))
+
+    def batch_time(self, now_us: int) -> bytes:
+        """Do as Envelope.batch_time."""
+        return PRESENT + long(now_us // 1000)
+
+    @staticmethod
+    def vclock(components: VClock) -> bytes:  # noqa: ARG004
+        """Return nothing: the source has no vclock."""
+        return b""
+
+    def snapshot_pieces(self, space: SpaceEvents, snapshot_id: int, vclock: bytes, now_us: int) -> tuple[bytes, bytes]:  # noqa: ARG002
+        """Do as Envelope.snapshot_pieces."""
+        return (
+            self._lean_source + long(now_us // 1000) + space.table + NULL,
+            b"".join((space.schema, PRESENT, string(str(snapshot_id)), self.batch_time(now_us))),
+        )
+
+
+class _LeanAvro:
+    def __init__(self, time: bytes) -> None:
+        self._time = time
+
+    def event(self, space: SpaceEvents, lsn: int, row_number: int, seq: int, start: bytes, orders: tuple[int, int]) -> bytes:  # noqa: ARG002
+        return b"".join((start, self._time, space.table, PRESENT, long(lsn), long(seq), space.schema, NULL))
