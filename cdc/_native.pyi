@@ -137,10 +137,13 @@ class Arrivals:
 class CompiledRowPath:
     """Maker of one connection's events from the rows of spaces with a plan."""
 
-    def __init__(self, source: bytes, tombstones: bool, records_from: int | None, transaction_topic: str, bytes_max: int) -> None:
-        """`records_from`: number of events from which a transaction has BEGIN and END records, in `transaction_topic`.
+    def __init__(
+        self, source: bytes, is_avro: bool, tombstones: bool, records_from: int | None, transaction_topic: str, bytes_max: int
+    ) -> None:
+        """`source` is the beginning of each event's source, in JSON or in Avro.
 
-        None: no transaction has them.
+        `records_from`: number of events from which a transaction has BEGIN and END records, in `transaction_topic`. None: no
+        transaction has them.
         """
     def set_plan(
         self,
@@ -149,6 +152,8 @@ class CompiledRowPath:
         name: bytes,
         table: bytes,
         schema: bytes,
+        openings: list[bytes],
+        avro: tuple[tuple[list[tuple[str, bool]], bool] | None, tuple[bytes, list[str]] | None],
         fields: list[tuple[bytes, bool]],
         parts: list[tuple[bytes, KeyPart]],
         fields_max: int,

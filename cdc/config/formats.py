@@ -82,12 +82,12 @@ class FormatSection(Section):
     """Encoding of keys. `json_schema`: `{"schema":…,"payload":…}`, as Kafka Connect's JsonConverter reads it; `avro`: Confluent's
     form, with a registry."""
     value: Literal["json", "json_schema", "avro"] = "json"
-    """Encoding of values, independent of the keys'. Formats other than `json` are made by the Python row path."""
+    """Encoding of values, independent of the keys'. `json_schema` is made by the Python row path."""
     envelope: Literal["debezium"] = "debezium"
     """Form of the values."""
     source: Literal["full", "lean"] = "full"
-    """Fields of `source` in each event. `lean`: a few, and no `transaction` (docs/events.md). The Spark jobs and the TAP server
-    need `full`."""
+    """Fields of `source` in each event. `lean`: a few, and no `transaction` (docs/events.md), made by the Python row path. The
+    Spark jobs and the TAP server need `full`."""
     unsigned: Literal["long", "decimal", "string"] = "long"
     """Type of fields of the types `unsigned` and `uint64` in formats with a schema. `long`: an integer of 64 bits with a sign;
     rows with a value past 2^63-1 are refused (see `on_error`)."""

@@ -13,6 +13,7 @@ import structlog
 
 from cdc import native
 from cdc.config import Config
+from cdc.daemon.start import formats_of
 
 
 def log_start(config: Config) -> None:
@@ -24,12 +25,8 @@ def log_start(config: Config) -> None:
 
 def path_of(config: Config) -> tuple[native.RowPath, str]:
     """Return the row path of a configuration, and the reason, as a clause."""
-    section = config.format
-    other = next((name for name in (section.key, section.value) if name != "json"), None)
-    if native.ROW_PATH == "native" and other is not None:
-        return "python", f'the compiled row path makes no events with keys or values in "{other}"'
-    if native.ROW_PATH == "native" and section.source != "full":
-        return "python", f'the compiled row path makes no events with format.source = "{section.source}"'
+    if native.ROW_PATH == "native" and not formats_of(config).is_compiled:
+        return "python", 'the compiled row path makes only "json" and "avro", with format.source = "full"'
     return native.ROW_PATH, native.REASON
 
 

@@ -118,10 +118,27 @@ class SpacePieces:
     openings: Openings = OPENINGS
     row_of_key: Encode | None = None
     """Encodes a row of which only the key is known, for the `before` of a `d`; None if such a `before` is null."""
+    row_plan: RowPlan | None = None
+    key_plan: KeyPlan | None = None
+    """For the compiled row path, if rows or keys are in Avro."""
 
 
-KeyPieces = Callable[[SpaceForm, str], tuple[Encode, Encode]]
-"""Function from a form and its topic to the encoders `key` and `key_of` of another format than the values'."""
+RowPlan = tuple[list[tuple[str, bool]], bool]
+"""For each column its kind, and whether it is optional; and whether there are rows of which only the key is known."""
+KeyPlan = tuple[bytes, list[str]]
+"""What precedes each key, and the kinds of its parts."""
+
+
+class KeyEncoders(NamedTuple):
+    """Encoders of keys in another format than the values': as in SpacePieces."""
+
+    key: Encode
+    key_of: Encode
+    plan: KeyPlan | None = None
+
+
+KeyPieces = Callable[[SpaceForm, str], KeyEncoders]
+"""Function from a form and its topic."""
 
 
 class SharedPieces(Protocol):
@@ -144,6 +161,7 @@ class SpaceEvents:
         self.key, self.key_of, self.rows, self.patch = pieces.key, pieces.key_of, pieces.rows, pieces.patch
         self.table, self.schema, self.openings = pieces.table, pieces.schema, pieces.openings
         self._row_of_key = pieces.row_of_key
+        self.row_plan, self.key_plan = pieces.row_plan, pieces.key_plan
         self.changes_by: Literal["row", "image", "nobody"] = "row"
         """Source of `changes`: the row alone, the image, or nothing, if the rows are published in another way."""
         self.key_number = form.space_id
@@ -211,9 +229,9 @@ class Envelope:
         self.source = b',"source":{"version":%b,"connector":"tarantool","name":%b,' % (encode(version), encode(prefix))
 
     @property
-    def is_compiled(self) -> bool:
-        """Whether the compiled row path makes these events, too."""
-        return type(self) is Envelope and self._keys is None
+    def compiled_source(self) -> tuple[bytes, bool]:
+        """The beginning of each event's source for the compiled row path, and whether it is Avro."""
+        return self.source, False
 
     def pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:
         """Return the pieces of one form.
@@ -224,8 +242,8 @@ class Envelope:
         found = self._value_pieces(form, topic, server_uuid, server_version)
         if self._keys is None:
             return found
-        key, key_of = self._keys(form, topic)
-        return replace(found, key=key, key_of=key_of)
+        keys = self._keys(form, topic)
+        return replace(found, key=keys.key, key_of=keys.key_of, key_plan=keys.plan)
 
     def _value_pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:  # noqa: ARG002
         encoder = RowEncoder(form)

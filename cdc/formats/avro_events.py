@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from cdc.events.envelope import Envelope, KeyPieces, Openings, SharedPieces, SpaceEvents, SpacePieces
-from cdc.events.row_encoder import Encode, RowEncoder
+from cdc.events.envelope import Envelope, KeyEncoders, KeyPieces, Openings, SharedPieces, SpaceEvents, SpacePieces
+from cdc.events.row_encoder import RowEncoder
 from cdc.formats import rows, schemas
 from cdc.formats.avro_schema import avro_text
 from cdc.formats.avro_values import NULL, PRESENT, binary, long, long_by_text, string, writer
@@ -59,12 +59,13 @@ def _header(options: FormatOptions, topic: str, kind: str, struct: Struct) -> by
 def key_pieces(prefix: str, options: FormatOptions) -> KeyPieces:
     """Return the function that makes the encoders of a form's keys."""
 
-    def of_form(form: SpaceForm, topic: str) -> tuple[Encode, Encode]:
+    def of_form(form: SpaceForm, topic: str) -> KeyEncoders:
         check_fields(form)
         columns = schemas.key_columns(form, options)
         header = _header(options, topic, "key", schemas.key_struct(f"{prefix}.{form.name}", columns))
         assemble = _assemble(columns)
-        return rows.key_encoders(form, columns, lambda values: header + assemble(values))
+        plan = header, [column.type.kind for column in columns]
+        return rows.key_encoders(form, columns, lambda values: header + assemble(values), plan)
 
     return of_form
 
@@ -93,6 +94,7 @@ class AvroEnvelope(Envelope):
         header = _header(self._options, topic, "value", envelope)
         assemble = _assemble(columns)
         json = RowEncoder(form)
+        row_of_key = None if has_images else rows.row_of_key(form, columns, assemble)
         table, schema = self._source_pieces(form, server_uuid, NULL if has_images else PRESENT + string(server_version or ""))
         return SpacePieces(
             key=json.key,
@@ -102,8 +104,14 @@ class AvroEnvelope(Envelope):
             table=table,
             schema=schema,
             openings=_openings(header, has_patch=not has_images),
-            row_of_key=None if has_images else rows.row_of_key(form, columns, assemble),
+            row_of_key=row_of_key,
+            row_plan=([(column.type.kind, column.field.is_optional) for column in columns], row_of_key is not None),
         )
+
+    @property
+    def compiled_source(self) -> tuple[bytes, bool]:
+        """Do as Envelope.compiled_source."""
+        return self._avro_source, True
 
     def shared(self, timestamp: float, previous_lsn: bytes, place: tuple[int, int], vclock: Mapping[int, int]) -> SharedPieces:
         """Return the pieces that the events of a transaction share.

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from cdc.errors import EncodingError
-from cdc.events.envelope import Envelope, KeyPieces, Openings, SpaceEvents, SpacePieces
+from cdc.events.envelope import Envelope, KeyEncoders, KeyPieces, Openings, SpaceEvents, SpacePieces
 from cdc.events.json_values import WAY_OUT, encode
-from cdc.events.row_encoder import Encode, RowEncoder
+from cdc.events.row_encoder import RowEncoder
 from cdc.formats import rows, schemas
 from cdc.formats.options import FormatOptions
 from cdc.formats.schemas import Column, LongByText, Struct, StructField
@@ -87,7 +87,7 @@ def _opening(struct: Struct) -> bytes:
 def key_pieces(prefix: str, options: FormatOptions) -> KeyPieces:
     """Return the function that makes the encoders of a form's keys."""
 
-    def of_form(form: SpaceForm, _: str) -> tuple[Encode, Encode]:
+    def of_form(form: SpaceForm, _: str) -> KeyEncoders:
         columns = schemas.key_columns(form, options)
         opening, in_object = _opening(schemas.key_struct(f"{prefix}.{form.name}", columns)), _assemble(columns)
         return rows.key_encoders(form, columns, lambda values: opening + in_object(values) + b"}")

@@ -6,6 +6,7 @@ A key's value is brought into the one notation that cdc.events.key_text gives it
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, Final
 
 from cdc.errors import EncodingError
@@ -22,7 +23,7 @@ _DOUBLES: Final = frozenset({"double", "float32", "float64"})
 def key_type(part: KeyPart, options: FormatOptions) -> ValueType:
     """Return the type of a key part, whose conversion gives equal values one notation."""
     found = value_type(part.type, options)
-    return ValueType(found.base, found.name, _convert(part, found), found.parameters)
+    return replace(found, convert=_convert(part, found))
 
 
 def _convert(part: KeyPart, found: ValueType) -> Convert:

@@ -46,9 +46,9 @@ class FormatOptions:
     schema_ids: SchemaIds = _no_registry
 
     @property
-    def has_schemas(self) -> bool:
-        """Whether keys or values have a schema."""
-        return self.key != "json" or self.value != "json"
+    def is_compiled(self) -> bool:
+        """Whether the compiled row path makes such events, too."""
+        return self.source == "full" and not {self.key, self.value} - {"json", "avro"}
 
 
 JSON_FORMATS: Final = FormatOptions()

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from cdc.errors import EncodingError, excerpt
+from cdc.events.envelope import KeyEncoders, KeyPlan
 from cdc.events.json_values import WAY_OUT
 from cdc.events.row_encoder import Encode
 from cdc.formats.schemas import Column
@@ -110,7 +111,7 @@ def converter(what: str, columns: Sequence[Column]) -> Callable[[Sequence[Any]],
     return convert
 
 
-def key_encoders(form: SpaceForm, columns: Sequence[Column], assemble: Assemble) -> tuple[Encode, Encode]:
+def key_encoders(form: SpaceForm, columns: Sequence[Column], assemble: Assemble, plan: KeyPlan | None = None) -> KeyEncoders:
     """Return the encoders of a key, and of the key of a tuple."""
     convert = converter(f"a key of space {form.name!r}", columns)
     readers = [(part.field, steps(part.path)) for part in form.key_parts]
@@ -125,7 +126,7 @@ def key_encoders(form: SpaceForm, columns: Sequence[Column], assemble: Assemble)
             raise no_key(form, tuple_) from error
         return assemble(convert(values))
 
-    return key, key_of
+    return KeyEncoders(key, key_of, plan)
 
 
 def row_of_key(form: SpaceForm, columns: Sequence[Column], assemble: Assemble) -> Encode | None:

@@ -25,6 +25,7 @@ from cdc.schema.forms import SpaceForm
 
 SNAPSHOT_ENUM: Final = ValueType(
     "string",
+    "string",
     "io.debezium.data.Enum",
     STRING.convert,
     (("allowed", "true,first,first_in_data_collection,last_in_data_collection,last,false,incremental"),),

@@ -53,6 +53,8 @@ class ValueType:
     `base` is int8, int16, int32, int64, float, double, boolean, string, bytes, or "scaled" for a struct of scale and value.
     """
 
+    kind: str
+    """How the values are written, for the compiled row path (cdc/native/src/avro_values.rs)."""
     base: str
     name: str
     convert: Convert
@@ -185,26 +187,27 @@ def json_text(value: Any) -> str:
         raise EncodingError("a value is nested too deeply to be written as JSON", WAY_OUT) from error
 
 
-INT64: Final = ValueType("int64", "", _integer(64))
-STRING: Final = ValueType("string", "", _string)
-JSON_TEXT: Final = ValueType("string", JSON, json_text)
+INT64: Final = ValueType("int64", "int64", "", _integer(64))
+STRING: Final = ValueType("string", "string", "", _string)
+JSON_TEXT: Final = ValueType("json", "string", JSON, json_text)
 _UNSIGNED: Final = {
     "long": INT64,
     "decimal": ValueType(
+        "unsigned decimal",
         "bytes",
         CONNECT_DECIMAL,
         _as_decimal,
         (("scale", "0"), ("connect.decimal.precision", str(UNSIGNED_DIGITS))),
     ),
     # The parameter tells readers that these strings are numbers.
-    "string": ValueType("string", "", _as_digits, (("tarantool.type", "unsigned"),)),
+    "string": ValueType("unsigned text", "string", "", _as_digits, (("tarantool.type", "unsigned"),)),
 }
 _DECIMAL: Final = {
-    "variable": ValueType("scaled", VARIABLE_SCALE_DECIMAL, scaled),
-    "string": ValueType("string", "", _decimal_text),
+    "variable": ValueType("scaled", "scaled", VARIABLE_SCALE_DECIMAL, scaled),
+    "string": ValueType("decimal text", "string", "", _decimal_text),
 }
-_SIZED: Final = {bits: ValueType(f"int{bits}", "", _integer(bits)) for bits in (8, 16, 32)}
-_DOUBLE: Final = ValueType("double", "", double)
+_SIZED: Final = {bits: ValueType(f"int{bits}", f"int{bits}", "", _integer(bits)) for bits in (8, 16, 32)}
+_DOUBLE: Final = ValueType("double", "double", "", double)
 _BY_TYPE: Final = {
     "integer": INT64,
     "int64": INT64,
@@ -216,13 +219,13 @@ _BY_TYPE: Final = {
     "uint8": _SIZED[16],
     "double": _DOUBLE,
     "float64": _DOUBLE,
-    "float32": ValueType("float", "", _float),
-    "boolean": ValueType("boolean", "", _boolean),
+    "float32": ValueType("float", "float", "", _float),
+    "boolean": ValueType("boolean", "boolean", "", _boolean),
     "string": STRING,
-    "varbinary": ValueType("bytes", "", _bytes),
-    "uuid": ValueType("string", UUID_NAME, _uuid),
-    "datetime": ValueType("string", ZONED_TIMESTAMP, _zoned),
-    "interval": ValueType("string", INTERVAL, _interval),
+    "varbinary": ValueType("bytes", "bytes", "", _bytes),
+    "uuid": ValueType("uuid", "string", UUID_NAME, _uuid),
+    "datetime": ValueType("datetime", "string", ZONED_TIMESTAMP, _zoned),
+    "interval": ValueType("interval", "string", INTERVAL, _interval),
 }
 DECIMALS: Final = frozenset({"decimal", "decimal32", "decimal64", "decimal128", "decimal256"})
 

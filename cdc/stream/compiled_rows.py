@@ -15,28 +15,30 @@ from collections.abc import Callable
 from typing import Any, Final, SupportsIndex
 
 from cdc import native
-from cdc.events.envelope import Envelope, SpaceEvents
+from cdc.events.envelope import Envelope, Openings, SpaceEvents
 from cdc.events.json_values import encode
 from cdc.events.row_encoder import PLAIN_FIELD_TYPES
 from cdc.schema.forms import SpaceForm
 from cdc.schema.keys import compiled_part
 from cdc.stream.options import PipelineOptions
 
-_new_row_path: Final[Callable[[bytes, bool, int | None, str, int], native.CompiledRowPath] | None] = native.choose(
+_new_row_path: Final[Callable[[bytes, bool, bool, int | None, str, int], native.CompiledRowPath] | None] = native.choose(
     "CompiledRowPath", None
 )
 
 _RECORDS_FROM: Final = {"none": None, "multi": 2, "all": 1}
 _NO_MAX: Final = 1 << 32
+_OPENINGS: Final = len(Openings._fields) - 1
+"""Number of the openings there: the last one is that of a truncation, which takes the Python path."""
 _PAST_FORMAT: Final = re.compile(r"field_\d+")
 
 
 def compiled_row_path(options: PipelineOptions, envelope: Envelope, transaction_topic: str) -> native.CompiledRowPath | None:
     """Return a row path without any plans; None where only the Python path is available, or makes the events' formats."""
-    if _new_row_path is None or not envelope.is_compiled:
+    if _new_row_path is None or not options.formats.is_compiled:
         return None
     records_from = _RECORDS_FROM[options.transaction_topic]
-    return _new_row_path(envelope.source, options.tombstones, records_from, transaction_topic, options.batch_bytes_max)
+    return _new_row_path(*envelope.compiled_source, options.tombstones, records_from, transaction_topic, options.batch_bytes_max)
 
 
 class Encoders(dict[Any, SpaceEvents | None]):
@@ -90,7 +92,7 @@ def _set_plan(path: native.CompiledRowPath, space: SpaceEvents, *, is_synchronou
         images = _images(space) if space.changes_by == "image" else None
     except UnicodeEncodeError:
         return  # a name isn't valid UTF-8
-    about = space.topic, name, space.table, space.schema
+    about = space.topic, name, space.table, space.schema, list(space.openings[:_OPENINGS]), (space.row_plan, space.key_plan)
     upserts = space.counts_upserts
     path.set_plan(form.space_id, *about, fields, parts, _fields_max(form), images, upserts, is_synchronous)
 

@@ -32,7 +32,7 @@ from tests.fakes.captures import REPLICASET
 from tests.fakes.pipelines import NOW_US, pipeline
 from tests.fakes.profiles import MANY
 from tests.fakes.tuples import MemoryTuples
-from tests.stream.test_compiled_rows import BEGIN, PATHS, USERS, Counting, requests_of, rows, spaces, wrapped
+from tests.stream.test_compiled_rows import BEGIN, FORMATS, PATHS, USERS, Counting, requests_of, rows, spaces, wrapped
 
 pytestmark = pytest.mark.skipif(
     native.ROW_PATH == "python", reason="this installation has no compiled row path, or doesn't run it"
@@ -198,16 +198,10 @@ def outcome(stream: Stream, decoder: FrameDecoder, *, size: int, writes: int, is
     bytes_max=st.sampled_from([1, 1500, 1 << 20]),
     on_error=st.sampled_from(["dlq", "fail"]),
     on_image_error=st.sampled_from(["dlq", "dlq", "fail"]),
+    formats=FORMATS,
 )
-def test_both_paths_do_the_same(
-    stream: Stream, size: int, writes: int, tombstones: bool, bytes_max: int, on_error: str, on_image_error: str
-) -> None:
-    options: dict[str, Any] = {
-        "tombstones": tombstones,
-        "batch_bytes_max": bytes_max,
-        "on_error": on_error,
-        "on_image_error": on_image_error,
-    }
+def test_both_paths_do_the_same(stream: Stream, size: int, writes: int, bytes_max: int, **options: Any) -> None:
+    options["batch_bytes_max"] = bytes_max
     python = outcome(stream, FrameDecoder(), size=size, writes=writes, is_python=True, **options)
     compiled = outcome(stream, frame_decoder(), size=size, writes=writes, is_python=False, **options)
     if python.error:
@@ -338,11 +332,10 @@ def shown(frames: list[bytes], decoder: FrameDecoder, *, size: int, has_images: 
     bytes_max=st.sampled_from([1, 1500, 1 << 20]),
     on_error=st.sampled_from(["dlq", "dlq", "fail"]),
     has_images=st.booleans(),
+    formats=FORMATS,
 )
-def test_both_paths_show_a_snapshot_alike(
-    frames: list[bytes], size: int, bytes_max: int, on_error: str, has_images: bool
-) -> None:
-    options: dict[str, Any] = {"size": size, "batch_bytes_max": bytes_max, "on_error": on_error, "has_images": has_images}
+def test_both_paths_show_a_snapshot_alike(frames: list[bytes], bytes_max: int, **options: Any) -> None:
+    options["batch_bytes_max"] = bytes_max
     python = shown(frames, FrameDecoder(), is_python=True, **options)
     compiled = shown(frames, frame_decoder(), is_python=False, **options)
     assert compiled == python

@@ -3,13 +3,6 @@
 use crate::json_values::{push_signed, push_unsigned};
 use crate::row_encoder::Plan;
 
-pub const OPEN_CREATE: &[u8] = br#"{"op":"c","before":null,"after":"#;
-pub const OPEN_UPDATE: &[u8] = br#"{"op":"u","before":null,"after":"#;
-pub const OPEN_PATCH: &[u8] = br#"{"op":"u","before":null,"after":null,"patch":"#;
-pub const OPEN_SNAPSHOT: &[u8] = br#"{"op":"r","before":null,"after":"#;
-pub const THEN_UPSERT: &[u8] = br#","upsert":"#;
-pub const OPEN_DELETE: &[u8] = br#"{"op":"d","before":null,"after":null"#;
-
 /// The vclock, and its JSON before and after one origin's lsn, cached while that origin's transactions follow each other.
 #[derive(Default)]
 pub struct Origins {

@@ -5,17 +5,11 @@ use crate::codec::Row;
 use crate::constants::{
     DELETE, INDEX_BASE, INDEX_ID, INSERT, KEY, OPS, REPLACE, SPACE_ID, TUPLE, UPDATE, UPSERT,
 };
-use crate::envelope::OPEN_CREATE;
 use crate::json_values::Refused;
 use crate::layout;
 use crate::pending::{Found, Pending};
 use crate::row_encoder::{ImagePlan, Plan};
 use crate::update::update;
-
-const OPEN_UPDATE_IMAGE: &[u8] = br#"{"op":"u","before":"#;
-const OPEN_DELETE_IMAGE: &[u8] = br#"{"op":"d","before":"#;
-const AFTER: &[u8] = b",\"after\":";
-const NO_AFTER: &[u8] = b",\"after\":null";
 
 /// The relevant contents of a request's body: begin and end of its values.
 #[derive(Default)]
@@ -130,16 +124,17 @@ impl Work {
             }
             _ => return Err(Refused),
         };
+        let openings = &plan.openings;
         match before {
-            None => out.extend_from_slice(OPEN_CREATE),
+            None => out.extend_from_slice(&openings.create),
             Some(before) => {
-                out.extend_from_slice(if after.is_some() {
-                    OPEN_UPDATE_IMAGE
-                } else {
-                    OPEN_DELETE_IMAGE
-                });
+                let (opening, then) = match after {
+                    Some(_) => (&openings.update_image, &openings.after),
+                    None => (&openings.delete_image, &openings.no_after),
+                };
+                out.extend_from_slice(opening);
                 push_row(plan, out, before, &mut self.places)?;
-                out.extend_from_slice(if after.is_some() { AFTER } else { NO_AFTER });
+                out.extend_from_slice(then);
             }
         }
         if let Some(after) = after {

@@ -7,6 +7,8 @@
 //! their own tests.
 
 pub mod arithmetic;
+pub mod avro_events;
+pub mod avro_values;
 pub mod batch;
 pub mod codec;
 pub mod constants;

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString};
 
+use crate::avro_values::{Column, KeyColumn, Kind};
 use crate::batch::BatchBuilder;
 use crate::envelope::Origins;
 use crate::fitting::Fitting;
@@ -16,7 +17,7 @@ use crate::python_frames::{without_lock, Rows};
 use crate::python_images::{format_of, key_part, PendingChanges, PyKeyPart};
 use crate::python_limbo::Arrivals;
 use crate::python_messages::{Messages, Topic};
-use crate::row_encoder::{Field, ImagePlan, Part, Plan};
+use crate::row_encoder::{AvroKey, AvroRows, Field, ImagePlan, Openings, Part, Plan};
 use crate::row_path::{RowPath as Path, Settings};
 use crate::snapshot_progress::{Pieces, SnapshotProgress};
 
@@ -91,6 +92,36 @@ fn image_plan(images: PyImages, parts: &[KeyPart]) -> Option<ImagePlan> {
     })
 }
 
+/// How rows are written in Avro: for each column its kind, and whether it is optional; and whether a row of which only the key is
+/// known can be written. How keys are written: what precedes each, and the kinds of the parts. None: in JSON.
+type PyAvro = (Option<PyAvroRows>, Option<(Vec<u8>, Vec<String>)>);
+
+type PyAvroRows = (Vec<(String, bool)>, bool);
+
+fn avro_rows((columns, has_rows_of_keys): PyAvroRows) -> AvroRows {
+    let columns = columns.iter().map(|(kind, is_optional)| Column {
+        kind: Kind::new(kind),
+        is_optional: *is_optional,
+    });
+    AvroRows {
+        columns: columns.collect(),
+        has_rows_of_keys,
+    }
+}
+
+fn avro_key(header: Vec<u8>, kinds: &[String], parts: &[KeyPart]) -> AvroKey {
+    let parts = kinds
+        .iter()
+        .zip(parts)
+        .map(|(kind, part)| KeyColumn {
+            kind: Kind::new(kind),
+            text: KeyText::new(&part.type_name, part.is_as_written),
+            is_as_written: part.is_as_written,
+        })
+        .collect();
+    AvroKey { header, parts }
+}
+
 /// The pending changes, and a Python function that returns the stored tuple of a key, or None.
 type PendingAndGet<'py> = Option<(PyRefMut<'py, PendingChanges>, Py<PyAny>)>;
 
@@ -146,6 +177,7 @@ impl RowPath {
     #[new]
     fn new(
         source: Vec<u8>,
+        is_avro: bool,
         tombstones: bool,
         records_from: Option<u64>,
         transaction_topic: Bound<'_, PyString>,
@@ -153,6 +185,7 @@ impl RowPath {
     ) -> PyResult<Self> {
         let settings = Settings {
             source,
+            is_avro,
             tombstones,
             unrecorded_events_max: records_from.map(|count| count.saturating_sub(1)),
             transaction_topic: 0,
@@ -169,6 +202,7 @@ impl RowPath {
     /// Handle a space's rows from here on.
     ///
     /// - `name`: the space's name as JSON; `table` and `schema`: the envelope's pieces for the space.
+    /// - `openings`: the parts of events around their rows; `avro`: how rows and keys are written, if they are in Avro.
     /// - `fields`: for each field of the format, its name as JSON, and whether its type has only simple values.
     /// - `parts`: for each part of the primary key, its name as JSON, and the part.
     /// - `fields_max`: tuples with more fields are handed back.
@@ -183,6 +217,8 @@ impl RowPath {
         name: Vec<u8>,
         table: Vec<u8>,
         schema: Vec<u8>,
+        openings: Vec<Vec<u8>>,
+        avro: PyAvro,
         fields: Vec<(Vec<u8>, bool)>,
         parts: Vec<(Vec<u8>, PyKeyPart)>,
         fields_max: usize,
@@ -201,7 +237,12 @@ impl RowPath {
                 found => found,
             },
         };
-        let topic = self.topic(topic)?;
+        let (Some(openings), topic) = (Openings::new(openings), self.topic(topic)?) else {
+            return Ok(());
+        };
+        let avro_key = avro
+            .1
+            .map(|(header, kinds)| avro_key(header, &kinds, &parts));
         let fields = fields
             .into_iter()
             .map(|(name, is_simple)| Field { name, is_simple })
@@ -216,7 +257,11 @@ impl RowPath {
                 path: part.path,
             })
             .collect();
-        let mut plan = Plan::new(fields, parts, fields_max, table, schema, name, topic);
+        let mut plan = Plan::new(
+            fields, parts, fields_max, table, schema, name, topic, openings,
+        );
+        plan.avro_rows = avro.0.map(avro_rows);
+        plan.avro_key = avro_key;
         plan.images = images;
         plan.counts_upserts = counts_upserts;
         self.path.set_plan(space_id, Some(plan), is_synchronous);

@@ -1,5 +1,6 @@
 //! One space's rows and keys as JSON objects, compiled from its form; as cdc.events.row_encoder, for common values.
 
+use crate::avro_values::{Column, KeyColumn};
 use crate::fitting::Fitting;
 use crate::json_values::{
     is_utf8, push_any, push_simple, push_text, push_unsigned, Refused, Written,
@@ -35,8 +36,64 @@ pub struct Part {
     pub text: KeyText,
 }
 
+/// The parts of events around their rows; see cdc.events.envelope.Openings.
+pub struct Openings {
+    pub create: Vec<u8>,
+    pub update: Vec<u8>,
+    pub snapshot: Vec<u8>,
+    pub update_image: Vec<u8>,
+    pub delete_image: Vec<u8>,
+    pub after: Vec<u8>,
+    pub no_after: Vec<u8>,
+    pub patch: Vec<u8>,
+    pub after_patch: Vec<u8>,
+    pub upsert: Vec<u8>,
+    pub after_upsert: Vec<u8>,
+    pub delete: Vec<u8>,
+}
+
+impl Openings {
+    /// Return the openings, in the order of the fields; None if their number is another one.
+    pub fn new(pieces: Vec<Vec<u8>>) -> Option<Self> {
+        let [create, update, snapshot, update_image, delete_image, after, no_after, patch, after_patch, upsert, after_upsert, delete]: [Vec<u8>; 12] =
+            pieces.try_into().ok()?;
+        Some(Openings {
+            create,
+            update,
+            snapshot,
+            update_image,
+            delete_image,
+            after,
+            no_after,
+            patch,
+            after_patch,
+            upsert,
+            after_upsert,
+            delete,
+        })
+    }
+}
+
+/// A space's keys in Avro: what precedes each key, and its parts.
+pub struct AvroKey {
+    pub header: Vec<u8>,
+    pub parts: Vec<KeyColumn>,
+}
+
+/// A space's rows in Avro.
+pub struct AvroRows {
+    pub columns: Vec<Column>,
+    /// Whether a row of which only the key is known can be written.
+    pub has_rows_of_keys: bool,
+}
+
 pub struct Plan {
     fields: Vec<(Vec<u8>, bool)>,
+    pub openings: Openings,
+    /// None if rows are JSON.
+    pub avro_rows: Option<AvroRows>,
+    /// None if keys are JSON.
+    pub avro_key: Option<AvroKey>,
     parts: Vec<Part>,
     /// Maximum number of a tuple's fields; a longer tuple would have two fields of one name.
     fields_max: usize,
@@ -55,6 +112,7 @@ pub struct Plan {
 }
 
 impl Plan {
+    #[allow(clippy::too_many_arguments)] // a space's form
     pub fn new(
         fields: Vec<Field>,
         mut parts: Vec<Part>,
@@ -63,6 +121,7 @@ impl Plan {
         schema: Vec<u8>,
         name: Vec<u8>,
         topic: usize,
+        openings: Openings,
     ) -> Self {
         for (place, part) in parts.iter_mut().enumerate() {
             part.name = opening(place, &part.name);
@@ -74,6 +133,9 @@ impl Plan {
             .collect();
         Plan {
             fields,
+            openings,
+            avro_rows: None,
+            avro_key: None,
             parts,
             fields_max,
             table,
@@ -103,6 +165,9 @@ impl Plan {
         }
         places.clear();
         places.resize(self.parts.len(), usize::MAX);
+        if let Some(rows) = &self.avro_rows {
+            return self.push_avro_row(out, &rows.columns, reader, count, places);
+        }
         if count == 0 {
             out.push(b'{');
         }
@@ -137,6 +202,59 @@ impl Plan {
         Ok(reader.at)
     }
 
+    fn push_avro_row(
+        &self,
+        out: &mut Vec<u8>,
+        columns: &[Column],
+        mut reader: Reader,
+        count: usize,
+        places: &mut [usize],
+    ) -> Result<usize, Refused> {
+        if count > columns.len() {
+            return Err(Refused);
+        }
+        for (place, column) in columns[..count].iter().enumerate() {
+            for (part, position) in self.parts.iter().zip(places.iter_mut()) {
+                if part.field == place {
+                    *position = reader.at;
+                }
+            }
+            column.push(out, &mut reader)?;
+        }
+        for column in &columns[count..] {
+            column.push_null(out)?;
+        }
+        Ok(reader.at)
+    }
+
+    /// Append a row that has only the fields of the key at `at`; all others are null.
+    pub fn push_row_of_key(
+        &self,
+        out: &mut Vec<u8>,
+        rows: &AvroRows,
+        data: &[u8],
+        at: usize,
+    ) -> Written {
+        let mut reader = Reader::new(data, at);
+        let Some(Value::Array(_)) = reader.value() else {
+            return Err(Refused);
+        };
+        let mut positions = Vec::with_capacity(self.parts.len());
+        for _ in &self.parts {
+            positions.push(reader.at);
+            reader.skip().ok_or(Refused)?;
+        }
+        for (place, column) in rows.columns.iter().enumerate() {
+            let is_it = |part: &Part| part.field == place && part.path.is_empty();
+            // If a field is more than one part, the last one counts, as in Python.
+            match self.parts.iter().rposition(is_it) {
+                Some(part) => column.push(out, &mut Reader::new(data, positions[part]))?,
+                None => column.push_null(out)?,
+            }
+        }
+        Ok(())
+    }
+
     /// Append the name of a field as JSON.
     pub fn push_field_name(&self, out: &mut Vec<u8>, place: u64) {
         let field = usize::try_from(place)
@@ -168,6 +286,17 @@ impl Plan {
 
     /// Append the key of a tuple, given the positions of the key's fields.
     pub fn push_key_of_row(&self, out: &mut Vec<u8>, data: &[u8], places: &[usize]) -> Written {
+        if let Some(key) = &self.avro_key {
+            out.extend_from_slice(&key.header);
+            for ((part, column), &place) in self.parts.iter().zip(&key.parts).zip(places) {
+                if place == usize::MAX {
+                    return Err(Refused);
+                }
+                let position = descend(data, place, &part.path).ok_or(Refused)?;
+                column.push(out, &mut Reader::new(data, position))?;
+            }
+            return Ok(());
+        }
         for (part, &place) in self.parts.iter().zip(places) {
             if place == usize::MAX {
                 return Err(Refused);
@@ -186,6 +315,13 @@ impl Plan {
         match reader.value() {
             Some(Value::Array(count)) if count == self.parts.len() => {}
             _ => return Err(Refused),
+        }
+        if let Some(key) = &self.avro_key {
+            out.extend_from_slice(&key.header);
+            for column in &key.parts {
+                column.push(out, &mut reader)?;
+            }
+            return Ok(reader.at);
         }
         for part in &self.parts {
             out.extend_from_slice(&part.name);
@@ -207,6 +343,25 @@ fn opening(place: usize, name: &[u8]) -> Vec<u8> {
 pub mod tests {
     use super::*;
 
+    pub fn json_openings() -> Openings {
+        let pieces = [
+            r#"{"op":"c","before":null,"after":"#,
+            r#"{"op":"u","before":null,"after":"#,
+            r#"{"op":"r","before":null,"after":"#,
+            r#"{"op":"u","before":"#,
+            r#"{"op":"d","before":"#,
+            r#","after":"#,
+            r#","after":null"#,
+            r#"{"op":"u","before":null,"after":null,"patch":"#,
+            "",
+            r#","upsert":"#,
+            "",
+            r#"{"op":"d","before":null,"after":null"#,
+        ];
+        let pieces = pieces.iter().map(|piece| piece.as_bytes().to_vec());
+        Openings::new(pieces.collect()).unwrap()
+    }
+
     pub fn users() -> Plan {
         let field = |name: &str, is_simple| Field {
             name: format!("\"{name}\"").into_bytes(),
@@ -225,6 +380,7 @@ pub mod tests {
             b"<schema>".to_vec(),
             b"\"users\"".to_vec(),
             0,
+            json_openings(),
         )
     }
 

@@ -4,6 +4,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::avro_events::AvroShared;
 use crate::codec::{is_change, space_id_of, Row};
 use crate::constants::{INDEX_ID, KEY, NOP, SPACE_ID};
 use crate::envelope::Shared;
@@ -18,6 +19,8 @@ use crate::snapshot_progress::SnapshotProgress;
 pub struct Settings {
     /// The beginning of each event's source.
     pub source: Vec<u8>,
+    /// Whether events are in Avro, not in JSON.
+    pub is_avro: bool,
     /// Whether a DELETE is followed by a tombstone.
     pub tombstones: bool,
     /// Maximum number of events of a transaction without BEGIN and END records; None: no transaction has them.
@@ -53,6 +56,8 @@ pub struct RowPath {
     pub snapshot: SnapshotProgress,
     /// Pieces of the transaction that is being handled.
     pub shared: Shared,
+    /// The same, if events are in Avro.
+    pub avro: AvroShared,
     /// Where the fields of the primary key begin in the row that is being handled.
     pub places: Vec<usize>,
     /// Number of the transaction's events so far, by space.
@@ -71,6 +76,7 @@ impl RowPath {
             synchronous: HashSet::new(),
             snapshot: SnapshotProgress::default(),
             shared: Shared::default(),
+            avro: AvroShared::default(),
             places: Vec::new(),
             orders: Vec::new(),
             work: Work::default(),

@@ -5,10 +5,11 @@
 
 use std::collections::HashMap;
 
+use crate::avro_values::push_long;
 use crate::batch::BatchBuilder;
 use crate::codec::{space_id_of, Row};
 use crate::constants::{INSERT, TUPLE};
-use crate::envelope::OPEN_SNAPSHOT;
+use crate::json_values::push_unsigned;
 use crate::overlay::{Images, FETCH_ROWS};
 use crate::pending::Found;
 use crate::row_encoder::Plan;
@@ -131,7 +132,7 @@ impl RowPath {
         }
         let pieces = self.snapshot.pieces.get_mut(&space_id)?;
         let begin = batch.bytes.len();
-        batch.bytes.extend_from_slice(OPEN_SNAPSHOT);
+        batch.bytes.extend_from_slice(&plan.openings.snapshot);
         if plan
             .push_row(&mut batch.bytes, frame, body, &mut self.places)
             .ok()?
@@ -141,7 +142,11 @@ impl RowPath {
         }
         batch.bytes.extend_from_slice(&pieces.before);
         batch.seq += 1;
-        crate::json_values::push_unsigned(&mut batch.bytes, batch.seq);
+        if self.settings.is_avro {
+            push_long(&mut batch.bytes, batch.seq as i64);
+        } else {
+            push_unsigned(&mut batch.bytes, batch.seq);
+        }
         batch.bytes.extend_from_slice(&pieces.after);
         batch.add(plan.topic, (0, 0), begin);
         let key_begin = batch.bytes.len();
@@ -170,6 +175,7 @@ mod tests {
     fn path() -> RowPath {
         let mut path = RowPath::new(Settings {
             source: Vec::new(),
+            is_avro: false,
             tombstones: true,
             unrecorded_events_max: None,
             transaction_topic: 1,

@@ -5,15 +5,13 @@
 //! internal rows, rows of a space without a plan, values that json_values.rs refuses), or anything that must be reported, it is
 //! handed back unchanged to the Python path, which handles the transaction, or reports why it can't.
 
+use crate::avro_values::push_prefixed;
 use crate::batch::BatchBuilder;
 use crate::codec::{extent, space_id_of, whole_until, Extent, Row};
 use crate::constants::{
     COMMIT, DELETE, INSERT, KEY, RAFT_CONFIRM, REPLACE, TUPLE, UPDATE, UPSERT, WAIT_ACK, WAIT_SYNC,
 };
-use crate::envelope::{
-    transaction_records, Origins, Place, OPEN_CREATE, OPEN_DELETE, OPEN_PATCH, OPEN_UPDATE,
-    THEN_UPSERT,
-};
+use crate::envelope::{transaction_records, Origins, Place};
 use crate::image_events::{Body, Work};
 use crate::limbo::Arrivals;
 use crate::overlay::{Images, FETCH_BYTES, FETCH_ROWS};
@@ -188,14 +186,14 @@ impl RowPath {
         if !self.is_next(transaction, origins.lsn(origin)) {
             return Err(Obstacle::Uncommon);
         }
-        self.shared.begin(
-            &self.settings.source,
-            origins,
-            origin,
-            tsn,
-            last.lsn,
-            last.timestamp,
-        );
+        let (source, time) = (&self.settings.source, last.timestamp);
+        if self.settings.is_avro {
+            self.avro
+                .begin(source, origins, origin, tsn, last.lsn, time);
+        } else {
+            self.shared
+                .begin(source, origins, origin, tsn, last.lsn, time);
+        }
         self.orders.clear();
         let mut total_order = 0;
         for number in 0..rows.len() {
@@ -261,8 +259,13 @@ impl RowPath {
             total_order,
             order: next_order(&mut self.orders, space_id),
         };
-        self.shared
-            .push_rest(&mut batch.bytes, plan, &place, transaction.suffix);
+        if self.settings.is_avro {
+            self.avro
+                .push_rest(&mut batch.bytes, plan, &place, transaction.suffix);
+        } else {
+            self.shared
+                .push_rest(&mut batch.bytes, plan, &place, transaction.suffix);
+        }
         let value_begin = match key {
             EventKey::Before(end) => end,
             _ => begin,
@@ -349,9 +352,9 @@ fn push_content(
         INSERT | REPLACE => {
             let body = content(frame, row.body, TUPLE).ok_or(Obstacle::Uncommon)?;
             out.extend_from_slice(if row.kind == INSERT {
-                OPEN_CREATE
+                &plan.openings.create
             } else {
-                OPEN_UPDATE
+                &plan.openings.update
             });
             if plan.push_row(out, frame, body, places)? != row.end {
                 return Err(Obstacle::Uncommon);
@@ -364,7 +367,14 @@ fn push_content(
                 return Err(Obstacle::Uncommon);
             }
             let key_end = out.len();
-            out.extend_from_slice(OPEN_DELETE);
+            match &plan.avro_rows {
+                Some(rows) if rows.has_rows_of_keys => {
+                    out.extend_from_slice(&plan.openings.delete_image);
+                    plan.push_row_of_key(out, rows, frame, body)?;
+                    out.extend_from_slice(&plan.openings.no_after);
+                }
+                _ => out.extend_from_slice(&plan.openings.delete),
+            }
             Ok(Some(EventKey::Before(key_end)))
         }
         UPDATE => push_update(plan, frame, row, out).map(Some),
@@ -385,8 +395,8 @@ fn push_update(
     };
     plan.push_key(out, frame, key.0)?;
     let key_end = out.len();
-    out.extend_from_slice(OPEN_PATCH);
-    push_patch(out, plan, frame, operations.0, body.base)?;
+    push_operations(plan, frame, operations.0, body.base, out)?;
+    out.extend_from_slice(&plan.openings.after_patch);
     Ok(EventKey::Before(key_end))
 }
 
@@ -401,11 +411,30 @@ fn push_upsert(
     let (Some(tuple), Some(operations)) = (body.tuple, body.operations) else {
         return Err(Obstacle::Uncommon);
     };
-    out.extend_from_slice(OPEN_PATCH);
-    push_patch(out, plan, frame, operations.0, body.base)?;
-    out.extend_from_slice(THEN_UPSERT);
+    push_operations(plan, frame, operations.0, body.base, out)?;
+    out.extend_from_slice(&plan.openings.upsert);
     plan.push_row(out, frame, tuple.0, places)?;
+    out.extend_from_slice(&plan.openings.after_upsert);
     Ok(EventKey::OfRow)
+}
+
+/// Append the opening of an event with a patch, and the operations at `at`.
+fn push_operations(
+    plan: &Plan,
+    frame: &[u8],
+    at: usize,
+    base: u64,
+    out: &mut Vec<u8>,
+) -> Result<(), Obstacle> {
+    out.extend_from_slice(&plan.openings.patch);
+    if plan.avro_rows.is_some() {
+        push_prefixed(out, |out| {
+            push_patch(out, plan, frame, at, base).map(|_| ())
+        })?;
+    } else {
+        push_patch(out, plan, frame, at, base)?;
+    }
+    Ok(())
 }
 
 /// Return the number of a transaction's next event among those of its space.
@@ -451,6 +480,7 @@ mod tests {
     fn path(bytes_max: usize) -> RowPath {
         let mut path = RowPath::new(Settings {
             source: b"<source>".to_vec(),
+            is_avro: false,
             tombstones: true,
             unrecorded_events_max: Some(1),
             transaction_topic: 1,
