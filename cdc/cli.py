@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cdc import __version__, config, log
 from cdc.errors import CdcError
@@ -34,12 +36,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
         log.flush()
 
 
+class _CommandParser(argparse.ArgumentParser):
+    """Parser of one command. If it `is_intermixed`, options may stand between the names of a list, too."""
+
+    is_intermixed = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse a command's arguments."""
+        if not self.is_intermixed:
+            return super().parse_known_args(args, namespace)
+        self.is_intermixed = False  # the next line calls this method for the options, and for the names
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self.is_intermixed = True
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="tarantool-cdc", description="Publishes Tarantool's changes to Kafka, exactly once.")
     parser.add_argument("--version", action="version", version=f"tarantool-cdc {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_CommandParser)
 
-    def add(name: str, command: Callable[[argparse.Namespace], int], summary: str) -> argparse.ArgumentParser:
+    def add(name: str, command: Callable[[argparse.Namespace], int], summary: str) -> _CommandParser:
         sub = commands.add_parser(name, help=summary, description=summary)
         sub.set_defaults(command=command)
         return sub
@@ -78,11 +96,27 @@ def _parser() -> argparse.ArgumentParser:
     )
     tap = add_configured("tap", _tap, "serve the changes to memcached's TAP clients; SIGTERM stops it cleanly")
     tap.add_argument("--to", metavar="HOST:PORT", help="also keep the memcached at this address filled with the changes")
+    _add_watch_arguments(add("watch", _watch, "show a server's changes as they happen: no Kafka, no configuration"))
     decode = add("decode", _decode, "print a captured replication stream, a .snap or an .xlog as JSON lines")
     decode.add_argument("file", type=Path, metavar="FILE", help="one side of a connection, a .snap or an .xlog, plain or gzip")
     demo = add("demo", _demo, "start real servers with a workload, and watch the changes arrive; ends automatically")
     demo.add_argument("--keep", action="store_true", help="keep the demo's directory")
     return parser
+
+
+def _add_watch_arguments(watch: _CommandParser) -> None:
+    watch.is_intermixed = True
+    watch.add_argument("uri", metavar="URI", help="the server: user:password@host:port; without a user: guest")
+    watch.add_argument("spaces", nargs="*", metavar="SPACE", help="names of the spaces to watch; none: all")
+    begin = watch.add_mutually_exclusive_group()
+    begin.add_argument("--snapshot", action="store_true", help="begin with the rows that are there")
+    begin.add_argument("--from-now", action="store_true", help="show only changes from now on (the default)")
+    watch.add_argument("--no-images", action="store_true", help="don't read the rows first: updates show their operations only")
+    watch.add_argument("--until-caught-up", action="store_true", help="stop once everything is shown that the server has now")
+    watch.add_argument(
+        "--format", choices=("auto", "text", "json"), default="auto", help="auto: text on a terminal, JSON lines elsewhere"
+    )
+    watch.add_argument("--output", type=Path, metavar="FILE", help="append to this file, and not to stdout")
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -176,6 +210,28 @@ def _tap(options: argparse.Namespace) -> int:
     from cdc.feeds.tap.command import tap
 
     tap(settings, options.to)
+    return 0
+
+
+def _watch(options: argparse.Namespace) -> int:
+    log.configure("sentence", "warning")
+    from cdc.commands.watch import WatchOptions, watch
+
+    def set_stop(stop: Callable[[], None]) -> None:
+        for number, act in signals.handlers(stop).items():
+            signal.signal(number, lambda *_, act=act: act())
+
+    given = WatchOptions(
+        options.uri,
+        tuple(options.spaces),
+        has_snapshot=options.snapshot,
+        has_images=not options.no_images,
+        until_caught_up=options.until_caught_up,
+        style=options.format,
+        output=options.output,
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        watch(given, set_stop, complain)
     return 0
 
 

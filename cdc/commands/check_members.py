@@ -87,7 +87,7 @@ def examine_member(
             say(f"{address}: Tarantool {greeting.version_text}, {mode}, at {ballot.vclock}, {logs}")
             id_ = find_id(connection, instance_uuid(config.name)) if config.source.mode == "registered" else None
             try:
-                found = _read_contents(connection, say)
+                found = read_contents(connection, say)
             except SilenceError as error:
                 delay = error
         finally:
@@ -202,7 +202,7 @@ def may_write(user: str, space_id: int, users: Iterable[Sequence[Any]], privileg
 # Contents.
 
 
-def _read_contents(connection: Connection, say: Say) -> Contents:
+def read_contents(connection: Connection, say: Say) -> Contents:
     """Return the contents of the system spaces, from a snapshot that is read no further than these.
 
     Raises SilenceError if the snapshot doesn't begin or doesn't go on within SNAPSHOT_SECONDS, or takes CONTENTS_SECONDS.

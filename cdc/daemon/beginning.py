@@ -7,13 +7,14 @@ import threading
 from dataclasses import dataclass, field
 
 from cdc.config import Config
-from cdc.kafka.publisher import Publisher
+from cdc.daemon.event_sink import EventSink
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 from cdc.registry.schema_ids import SchemaIds
 from cdc.store.numbers_file import NumbersFile
 from cdc.store.writer import StateWriter
 from cdc.stream.commits.checkpoint import Checkpoint
+from cdc.stream.options import TOPICS, NewNames
 from cdc.stream.reports.limbo_watch import OverdueQuorum
 from cdc.upstream.start import Known
 
@@ -27,6 +28,9 @@ class RunContext:
     is_stopping: threading.Event
     schema_ids: SchemaIds | None = None
     """The registry's ids, if events have schemas there."""
+    new_names: NewNames = TOPICS
+    has_progress_bar: bool = True
+    """Whether a snapshot may show its progress as a bar, on a terminal."""
 
 
 @dataclass(slots=True)
@@ -56,7 +60,7 @@ class Beginning:
 
     known: Known
     checkpoint: Checkpoint
-    publisher: Publisher
+    publisher: EventSink
     writer: StateWriter | None
     goal: Goal
     observations: Observations = field(default_factory=Observations)

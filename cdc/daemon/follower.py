@@ -36,6 +36,7 @@ from cdc.ops.backfill_queue import BackfillQueue
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
+from cdc.protocol.constants import Key
 from cdc.protocol.failure import XlogGapError
 from cdc.protocol.session import (
     Event,
@@ -48,6 +49,7 @@ from cdc.protocol.session import (
     StreamRows,
     Subscribed,
 )
+from cdc.protocol.system_spaces import SYSTEM_SPACE_MAX
 from cdc.sources import registration
 from cdc.sources.acknowledger import Acknowledger
 from cdc.sources.connection import Connection
@@ -99,6 +101,7 @@ class Follower:
         self._checkpoint = beginning.checkpoint
         self._status = status
         self._is_stopping = context.is_stopping
+        self._has_bar = context.has_progress_bar
         self._goal = beginning.goal
         self._observations = beginning.observations
         self._recognition = Recognition.of_nothing(VClock())
@@ -162,9 +165,13 @@ class Follower:
     # Snapshot.
 
     def _take_snapshot(self, *, publish: bool) -> bool:
-        """Publish the contents and wait until they are durable. Return False if a stop was requested meanwhile."""
+        """Publish the contents and wait until they are durable. Return False if a stop was requested meanwhile.
+
+        If only the schema is needed, the rest isn't read. Then this also returns False: another connection has to continue.
+        """
         connection = self._connection
-        intake = SnapshotIntake(self._runner, self._checkpoint, self._status, self._log, publish=publish)
+        is_schema_enough = not publish and self._pipeline.images is None and not self._plan.wants_id
+        intake = SnapshotIntake(self._runner, self._checkpoint, self._status, self._log, publish=publish, has_bar=self._has_bar)
         self.phase = Phase.SNAPSHOT
         if self._plan.wants_id:
             if registration.find_id(connection) is None:
@@ -185,6 +192,11 @@ class Follower:
                             intake.begin(vclock)
                         case SnapshotRows(frames):
                             intake.rows(frames)
+                            if is_schema_enough and frames.bodies[-1].get(Key.SPACE_ID, 0) > SYSTEM_SPACE_MAX:
+                                # The system spaces come first. The rest isn't read, so this connection can't be used any more.
+                                intake.end()
+                                intake.wait_until_durable()
+                                return False
                         case SnapshotFinished():
                             intake.end()
                             is_complete = not self._plan.wants_id

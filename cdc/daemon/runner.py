@@ -73,6 +73,7 @@ class PipelineRunner:
         self._server = server
         self._status = status
         self._is_stopping = context.is_stopping
+        self._new_names = context.new_names
         self._writer = writer
         # Write the store as soon as all batches are committed.
         self._flushes_at_once = beginning.goal.until_caught_up
@@ -394,7 +395,7 @@ class PipelineRunner:
         path, server = Path(self._config.state.path), self._server
         formats = formats_of(self._config, self._id_of_schema)
         options = replace(options_of(self._config), formats=formats)
-        surroundings = Surroundings(options, server.server_uuid, server.version, lambda: FileSpool(path))
+        surroundings = Surroundings(options, server.server_uuid, server.version, lambda: FileSpool(path), self._new_names)
         checkpoint = replace(self._checkpoint, position=self._seq_after_published(self._checkpoint.position))
         if plan.catch_up_to is not None:
             plan = replace(plan, catch_up_to=checkpoint.position)

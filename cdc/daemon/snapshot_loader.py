@@ -34,6 +34,7 @@ class SnapshotIntake:
         log: FilteringBoundLogger,
         *,
         publish: bool,
+        has_bar: bool = True,
     ) -> None:
         """Prepare the pipeline. `log` names the source. Without `publish`, only the schema is read. Raises StateError."""
         self._runner = runner
@@ -42,7 +43,7 @@ class SnapshotIntake:
         self._publish = publish
         self._after = runner.prepare_snapshot()
         previous = checkpoint.position.snapshot if checkpoint.position else None
-        self._progress = SnapshotProgress(previous.row_count if previous else 0)
+        self._progress = SnapshotProgress(previous.row_count if previous else 0, has_bar=has_bar)
         self._row_count = 0
         status.state, status.snapshot_rows = "snapshot", 0
 

@@ -67,6 +67,22 @@ class TopicNames:
             del self._space_by_topic[topic]
 
 
+class SpaceNames(TopicNames):
+    """Names for an output that has no topics: each space's own name, whatever it is, and names that no space has."""
+
+    def control(self, name: str) -> str:
+        """Return the name under which the records of a control topic come."""
+        assert name in CONTROL
+        return f"\0{name}"
+
+    def of_space(self, space_id: int, name: str) -> str:  # noqa: ARG002 - a topic's name may be taken
+        """Return the space's name."""
+        return name
+
+    def release(self, space_id: int) -> None:
+        """Do nothing: no name is taken."""
+
+
 class SpaceFilter:
     """Filter of the published spaces: the entire name must match an `include` pattern and no `exclude` pattern.
 

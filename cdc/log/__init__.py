@@ -12,8 +12,9 @@ import os
 import stat
 import sys
 import threading
+from collections.abc import MutableMapping
 from types import TracebackType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import structlog
 
@@ -30,14 +31,16 @@ FLUSH_SECONDS: Final = 3.0
 _lines: LineQueue | None = None
 
 
-def configure(style: Literal["auto", "console", "json"], level: str) -> None:
-    """Set up the program's log once."""
+def configure(style: Literal["auto", "console", "json", "sentence"], level: str) -> None:
+    """Set up the program's log once. In the style `sentence`, lines look like the errors of a command."""
     global _lines  # noqa: PLW0603 - stderr, too, exists once per process
     is_terminal = os.isatty(STDERR)
     is_console = style == "console" or (style == "auto" and is_terminal)
-    renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer(colors=is_terminal) if is_console else structlog.processors.JSONRenderer()
-    )
+    renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
+    if is_console:
+        renderer = structlog.dev.ConsoleRenderer(colors=is_terminal)
+    elif style == "sentence":
+        renderer = _sentence
     lines = _lines = LineQueue(_tell_loss, encoding=getattr(sys.stderr, "encoding", None) or "utf-8", errors=ESCAPE)
     structlog.configure(
         processors=[
@@ -110,6 +113,16 @@ def _pass_on(reader: int) -> None:
     with open(reader, encoding="utf-8", errors="backslashreplace") as pipe:
         for line in pipe:
             _lines.put(line)
+
+
+def _sentence(_: object, __: str, about: MutableMapping[str, Any]) -> str:
+    """Return a line of the log as a sentence, with what it is about in brackets."""
+    details = ", ".join(f"{name}: {value}" for name, value in about.items() if name not in _UNSAID)
+    return f"tarantool-cdc: {about['event']}" + (f" ({details})" if details else "")
+
+
+_UNSAID: Final = frozenset({"event", "name", "upstream", "level", "timestamp"})
+"""Details that a command's user knows."""
 
 
 class _Logger:

@@ -19,13 +19,13 @@ LOG_INTERVAL_SECONDS: Final = 5.0
 class SnapshotProgress:
     """Counter of a snapshot's rows that shows the progress."""
 
-    def __init__(self, expected_rows: int) -> None:
-        """Start the display. `expected_rows` is 0 if unknown."""
+    def __init__(self, expected_rows: int, *, has_bar: bool = True) -> None:
+        """Start the display: a bar, if wanted and on a terminal. `expected_rows` is 0 if unknown."""
         self._expected_rows = expected_rows
         self._rows = 0
         self._started_at = self._logged_at = time.monotonic()
         self._bar: Progress | None = None
-        if sys.stderr.isatty():
+        if has_bar and sys.stderr.isatty():
             self._bar = Progress(
                 SpinnerColumn(),
                 TextColumn("snapshot"),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 from uuid import UUID
 
-from cdc.events.topics import SpaceFilter
+from cdc.events.topics import SpaceFilter, TopicNames
 from cdc.formats.options import JSON_FORMATS, FormatOptions
 from cdc.stream.transactions.transaction import Spool
+
+NewNames = Callable[[str], TopicNames]
+"""Factory of the names of the places that events go to, by the prefix."""
+TOPICS: Final[NewNames] = TopicNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +43,11 @@ class Surroundings:
     """Parameters of a pipeline besides its start position.
 
     `server_uuid` and `version` are the source server's; the version determines what its rows contain. `new_spool` returns a new
-    place on disk for a transaction that is too large for memory.
+    place on disk for a transaction that is too large for memory. `new_names` returns the names of topics for a prefix.
     """
 
     options: PipelineOptions
     server_uuid: UUID
     version: tuple[int, ...]
     new_spool: Callable[[], Spool]
+    new_names: NewNames = TOPICS

@@ -19,7 +19,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from cdc import __version__
-from cdc.events.topics import TopicNames
 from cdc.formats.choice import new_envelope
 from cdc.images.overlay import Images
 from cdc.positions.last_row import LastRow
@@ -70,7 +69,7 @@ class Pipeline:
         if images is not None:
             images.restore_doubtful(position.doubtful)
         envelope = new_envelope(__version__, options.prefix, options.formats)
-        builder = BatchBuilder(TopicNames(options.prefix), position.seq, options.batch_bytes_max)
+        builder = BatchBuilder(surroundings.new_names(options.prefix), position.seq, options.batch_bytes_max)
         spaces = Spaces(surroundings, SchemaTracker(stored, position.schema_version), envelope, builder, images)
         refusals = Refusals(options, spaces, builder, images, str(server_uuid))
         context = EventContext(options, spaces, envelope, builder, images, refusals)

@@ -73,7 +73,6 @@ class ServedMaster:
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
             replica, _ = self._listener.accept()
-            replica.settimeout(0.005)
             with self._lock:
                 self._connection = MasterConnection(self.master)
             while True:
@@ -81,7 +80,9 @@ class ServedMaster:
                     if self._connection.is_streaming:
                         self._connection.relay()
                     data = self._connection.data_to_send()
+                replica.settimeout(60)
                 replica.sendall(data)
+                replica.settimeout(0.005)
                 with contextlib.suppress(TimeoutError):
                     data = replica.recv(4096)
                     if not data:

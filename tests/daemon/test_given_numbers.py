@@ -13,6 +13,7 @@ from cdc.daemon.beginning import Beginning
 from cdc.daemon.given_numbers import GivenNumbers, other_kafka
 from cdc.daemon.supervisor import Daemon
 from cdc.kafka import publisher
+from cdc.kafka.publisher import Publisher
 from cdc.positions.numbers import Kept, Numbers
 from cdc.store.numbers_file import FILE
 from tests.daemon.test_rounds import LOST, Play, Quiet, Scripted, breaks, ends, refused, submits
@@ -120,13 +121,20 @@ def test_after_at_least_once_delivery_newer_events_are_no_proof_until_they_are_p
     assert beginning.known.thrown_back == "there is no checkpoint, but the topics have events up to seq 4"
 
 
+def publisher_of(beginning: Beginning) -> Publisher:
+    """The daemon's publisher."""
+    assert isinstance(beginning.publisher, Publisher)
+    return beginning.publisher
+
+
 def test_the_process_itself_knows_what_it_has_committed(place: Place) -> None:
     """Kafka is restarted without its newest records, and the daemon isn't."""
 
     def loses(beginning: Beginning) -> bool:
         submits(1, 2, 3)(beginning)
-        while beginning.publisher.committed is None or beginning.publisher.committed.seq < 3:
-            wait(beginning.publisher)
+        publisher = publisher_of(beginning)
+        while publisher.committed is None or publisher.committed.seq < 3:
+            wait(publisher)
         place.lose(CHECKPOINT, but=1)
         return refused(place.cluster, submits(4))(beginning)
 
@@ -142,7 +150,7 @@ def test_once_the_checkpoint_is_ahead_again_the_daemon_goes_on_from_there(place:
 
     def heals(beginning: Beginning) -> bool:
         submits(4)(beginning)
-        beginning.checkpoint.position = beginning.publisher.committed
+        beginning.checkpoint.position = publisher_of(beginning).committed
         raise LOST
 
     first, second, third = place.run(breaks(LOST), heals, ends)

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 
 from cdc.config import KafkaSection
+from cdc.daemon.event_sink import EventSink
 from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishError, TransactionTimeoutError
 from cdc.kafka import readability, readers_view, topic_admin
 from cdc.kafka.errors import ProducerLostError
@@ -77,7 +78,7 @@ def batch(number: int, *messages: Broadcast, is_boundary: bool = True) -> Batch:
     return Batch(list(found), 10, 1, 1, Position(VClock({1: number}), number), is_boundary, {}, ["shop.things"], 1.0)
 
 
-def wait(publisher: Publisher) -> list[Position]:
+def wait(publisher: EventSink) -> list[Position]:
     """What is settled next. Raises what the publisher raises."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:

@@ -14,6 +14,7 @@ from pathlib import Path
 import lmdb
 import pytest
 
+from cdc.local.interface import TarantoolServer
 from tests.conftest import TarantoolFactory
 from tests.live.scene import Scene
 from tests.live.stream import Stream
@@ -74,15 +75,20 @@ for id = 1, 20 do box.space.fresh:insert{id, 'fresh'} end
 
 def forget_logs(scene: Scene) -> None:
     """The master keeps its contents and no log from before now."""
-    scene.tarantool.eval("box.cfg{checkpoint_count = 1} box.snapshot()")
-    directory = scene.tarantool.work_dir
+    forget_logs_of(scene.tarantool)
+
+
+def forget_logs_of(master: TarantoolServer) -> None:
+    """As `forget_logs`, without a scene."""
+    master.eval("box.cfg{checkpoint_count = 1} box.snapshot()")
+    directory = master.work_dir
 
     def is_gone() -> bool:
         kept_from = max(int(path.stem) for path in directory.glob("*.snap"))
         return all(int(path.stem) >= kept_from for path in directory.glob("*.xlog"))
 
     wait_for("the old logs are removed", is_gone)
-    scene.tarantool.eval("box.space._schema:replace{'touched', 1}")  # so that the position is behind in any case
+    master.eval("box.space._schema:replace{'touched', 1}")  # so that the position is behind in any case
 
 
 def images_of(scene: Scene) -> Path:
