@@ -66,6 +66,10 @@ def known_before(
     store: Position | None = None
     if writer is not None:
         writer.flush(is_forced=True)
+        if writer.catch_up(checkpoint.position):
+            structlog.get_logger().info(
+                "the state store has an interrupted snapshot's rows up to the checkpoint", name=config.name
+            )
         stored = writer.checkpoint()
         store = stored.position
         restored = checkpoint.restore_forms(stored)

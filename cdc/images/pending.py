@@ -9,6 +9,7 @@ This module knows neither the store, nor how keys are made.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol, TypeVar, runtime_checkable
 
@@ -24,6 +25,10 @@ tuple distinguishes the two."""
 T = TypeVar("T")
 
 _PREFIX_BYTES: Final = 4
+_LENGTHS: Final = struct.Struct("<II")
+"""Lengths of a packed change's key and tuple."""
+_GONE: Final = 0xFFFF_FFFF
+"""In place of a tuple's length: the key is gone."""
 
 
 @runtime_checkable
@@ -47,6 +52,9 @@ class Changes(Protocol):
         A CLEAR is a slice of its own. Between two CLEARs, only the last change of each key counts, and the changes are sorted,
         because neighbours share pages.
         """
+
+    def pack(self) -> bytes:
+        """Return the changes as bytes, for `unpacked`."""
 
 
 class Pending(Protocol):
@@ -107,6 +115,26 @@ class ChangeList(list[Change]):
             else:
                 pending[key] = value
         return slices + _cut(pending, changes_max, bytes_max)
+
+    def pack(self) -> bytes:
+        """Return the changes as bytes, for `unpacked`."""
+        parts: list[bytes] = []
+        for key, tuple_ in self:
+            parts += (_LENGTHS.pack(len(key), _GONE if tuple_ is None else len(tuple_)), key, tuple_ or b"")
+        return b"".join(parts)
+
+
+def unpacked(data: bytes) -> ChangeList:
+    """Return the changes that `pack` has made bytes of."""
+    changes, at = ChangeList(), 0
+    while at < len(data):
+        key_bytes, tuple_bytes = _LENGTHS.unpack_from(data, at)
+        at += _LENGTHS.size
+        middle = at + key_bytes
+        end = middle if tuple_bytes == _GONE else middle + tuple_bytes
+        changes.append((data[at:middle], None if tuple_bytes == _GONE else data[middle:end]))
+        at = end
+    return changes
 
 
 def _cut(pending: dict[bytes, bytes | None], changes_max: int, bytes_max: int) -> list[list[Change]]:

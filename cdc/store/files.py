@@ -39,6 +39,9 @@ from cdc.errors import StateError, StateLostError
 DATA_FILE: Final = "data.mdb"
 """LMDB's name for its data file."""
 
+JOURNAL_PREFIX: Final = "journal-"
+"""Beginning of the names of the journal's files; a number follows."""
+
 _READERS, _CONDITION, _LOCK, _LOST = "lock.mdb", "condition", "owner.lock", "lost"
 _READERS_BYTES: Final = 16_384
 _NAMES: Final = (DATA_FILE, _READERS, _CONDITION, f"{_CONDITION}.new", _LOCK)
@@ -76,6 +79,8 @@ def set_aside(path: Path) -> Path:
             aside = path / _LOST
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(mode=DIRECTORY_MODE)
+            for file in journal_files(path):
+                file.unlink(missing_ok=True)  # it continues the lost contents, and no others
             for name in (DATA_FILE, _READERS, _CONDITION):
                 with contextlib.suppress(FileNotFoundError):
                     (path / name).rename(aside / name)
@@ -87,9 +92,17 @@ def set_aside(path: Path) -> Path:
 
 def remove_files(path: Path) -> None:
     """Remove a store's files, but neither a store that was set aside nor any other file in the directory."""
+    for file in journal_files(path):
+        file.unlink(missing_ok=True)
     # `condition` is removed last: data.mdb without it would be refused as a part of a store.
     for name in (DATA_FILE, _READERS, _LOCK, _CONDITION):
         (path / name).unlink(missing_ok=True)
+
+
+def journal_files(path: Path) -> list[Path]:
+    """Return the files of a store's journal (cdc.store.journal), oldest first."""
+    found = {file.name.removeprefix(JOURNAL_PREFIX): file for file in path.glob(f"{JOURNAL_PREFIX}*")}
+    return [found[number] for number in sorted(filter(str.isdecimal, found), key=int)]
 
 
 def is_there(path: Path) -> bool:

@@ -29,6 +29,7 @@ from cdc.protocol.codec import tuple_values
 from cdc.schema.forms import SpaceForm
 from cdc.schema.keys import KEY_BYTES_MAX, KeyCodec, space_prefix
 from cdc.store.files import daemon_named
+from cdc.store.journal import Journal
 from cdc.store.store import SLICE_CHANGES, StateStore
 from cdc.stream.batch import Batch
 from cdc.stream.commits.checkpoint import NUMBERS_KEY, Checkpoint, Writer, fold, numbers_record, position_record, space_record
@@ -67,6 +68,7 @@ class StateWriter:
         self._flush_interval = flush_interval_seconds
         self._holder = daemon_named(name) if holder is None else holder
         self.store = StateStore(path, self._holder)
+        self._journal = Journal(path)
         self._images: Images | None = None
         self._submitted: deque[tuple[Position, Changes, int, dict[bytes, bytes | None]]] = deque()
         # The submitted parts of an incomplete transaction.
@@ -82,6 +84,7 @@ class StateWriter:
         self._position = self.checkpoint().position
         # The numbers that prefix keys as of the last submitted batch, and the numbers that no space uses any more.
         self._submitted_numbers: Mapping[int, int] = {}
+        self._submitted_seq = _seq_of(self._position)
         self._unused: list[int] = []
         self._next_removal = 0.0
 
@@ -112,11 +115,13 @@ class StateWriter:
     def begin(self, kept: Iterable[SpaceForm], version: tuple[int, ...]) -> Images:
         """Begin a connection with the store as it is. Committed changes are written first, other submitted ones are discarded."""
         self.flush(is_forced=True)
+        self._journal.clear()
         self._submitted.clear()
         self._open = no_changes()
         self._open_records.clear()
         self._open_bytes = self.unwritten_bytes = 0
         self._submitted_numbers = self._numbers()
+        self._submitted_seq = _seq_of(self._position)
         self._images = Images(self.store, kept, version, self._submitted_numbers)
         self._unused = self._unused_numbers()
         return self._images
@@ -124,6 +129,7 @@ class StateWriter:
     def restart(self) -> None:
         """Replace the store by an empty one."""
         self._images = None
+        self._journal.clear()
         self._submitted.clear()
         self._open = no_changes()
         self._open_records.clear()
@@ -132,6 +138,7 @@ class StateWriter:
         self.store.destroy()
         self.store = StateStore(self._path, self._holder)
         self._position = None
+        self._submitted_seq = _seq_of(None)
 
     def keep_only(self, space_ids: Iterable[int]) -> None:
         """Remove the rows of all spaces other than these. Raises StateError."""
@@ -165,6 +172,11 @@ class StateWriter:
             self._submitted_numbers = batch.numbers
             key, value = numbers_record(self._submitted_numbers)
             records[key] = value
+        if not self._journal.is_empty or not (_is_complete(batch.position) and _is_complete(self._position)):
+            # The end of a snapshot, too, and rows that a JOIN sends after it, until the store has them.
+            about = self._with_position(records, batch.position)
+            self._journal.append(self._submitted_seq, batch.position.seq, about, self._open)
+        self._submitted_seq = batch.position.seq
         self._submitted.append((batch.position, self._open, self._open_bytes, records))
         self._open, self._open_bytes = no_changes(), 0
 
@@ -200,11 +212,39 @@ class StateWriter:
         while self._committed:
             self._write(self._committed[0])
             self._committed.popleft()
+        if self._position is not None and not self._journal.is_empty:
+            self._journal.forget(self._position.seq)
         return self._position
 
+    def catch_up(self, checkpoint: Position | None) -> bool:
+        """Bring the store up to the checkpoint if an interrupted snapshot's journal leads there. Return whether it has changed.
+
+        The journal is another process's: call this before `begin`. Raises StateError.
+        """
+        if checkpoint is None or checkpoint.snapshot is None:
+            return False
+        changed = False
+        for entry in self._journal.read():
+            found = Checkpoint()
+            for key, value in entry.records:
+                fold(self._name, key, value, found)
+            position = found.position
+            if position is None or position.snapshot is None or entry.seq > checkpoint.seq:
+                break
+            at = _seq_of(self._position)
+            if position.snapshot.base_id != checkpoint.snapshot.base_id or entry.after > at:
+                break
+            if entry.seq >= at:
+                self.store.write(entry.changes, entry.records)
+                self._position, changed = position, True
+        return changed
+
+    def _with_position(self, records: Mapping[bytes, bytes | None], position: Position) -> list[tuple[bytes, bytes | None]]:
+        """Return the records to write with a batch, its position among them."""
+        return [*records.items(), position_record(self._name, position, _NOBODY, time.time_ns() // 1_000_000)]
+
     def _write(self, portion: _Portion) -> None:
-        key, value = position_record(self._name, portion.position, _NOBODY, time.time_ns() // 1_000_000)
-        self.store.write(portion.changes, [*portion.records.items(), (key, value)])
+        self.store.write(portion.changes, self._with_position(portion.records, portion.position))
         if self._images is not None:
             self._images.written(portion.changes)
         self.unwritten_bytes -= portion.byte_count
@@ -217,6 +257,7 @@ class StateWriter:
         try:
             self.flush(is_forced=True)
         finally:
+            self._journal.close()
             self.store.close()
 
     def _bring_over(self) -> None:
@@ -267,6 +308,16 @@ class StateWriter:
             self._next_removal = now + self._flush_interval
             if self.store.remove_some(self._unused[-1]):
                 self._unused.pop()
+
+
+def _is_complete(position: Position | None) -> bool:
+    """Return whether there is a position outside of a snapshot."""
+    return position is not None and position.snapshot is not None and position.snapshot.is_complete
+
+
+def _seq_of(position: Position | None) -> int:
+    """Return the last seq at a position of the store, -1 while it is empty."""
+    return -1 if position is None else position.seq
 
 
 def numbers_in(records: Mapping[bytes, bytes] | Mapping[bytes, bytes | None]) -> dict[int, int]:

@@ -9,6 +9,7 @@ from unittest import mock
 
 from cdc.images.pending import CLEAR, Change, ChangeList, Changes, no_changes
 from cdc.schema.keys import space_prefix
+from cdc.store.journal import Journal, Records
 from cdc.store.writer import StateWriter
 
 
@@ -95,6 +96,13 @@ class MemoryTuples:
         self.__init__()  # type: ignore[misc]
 
 
+class NoJournal(Journal):
+    """Of a store that no process could find again."""
+
+    def append(self, after: int, seq: int, records: Records, changes: Changes) -> None:
+        """Nothing is kept."""
+
+
 class MemoryWriter(StateWriter):
     """A StateWriter over such a store. Nothing is written until a flush is forced."""
 
@@ -102,6 +110,7 @@ class MemoryWriter(StateWriter):
         self._tuples = tuples
         with self._in_memory():
             super().__init__(Path("nowhere"), name, 1e9)
+        self._journal = NoJournal(Path("nowhere"))
 
     def restart(self) -> None:
         """Begin with an empty store."""

@@ -77,6 +77,20 @@ impl Changes {
         });
     }
 
+    /// Write the changes to the beginning of `bytes`, as cdc.images.pending packs them, and return the rest.
+    pub fn pack<'a>(&self, mut bytes: &'a mut [u8]) -> &'a mut [u8] {
+        for &Entry { begin, key, tuple } in &self.entries {
+            let size = key as usize + if tuple == GONE { 0 } else { tuple as usize };
+            let (head, rest) = bytes.split_at_mut(8);
+            head[..4].copy_from_slice(&key.to_le_bytes());
+            head[4..].copy_from_slice(&tuple.to_le_bytes());
+            let (content, rest) = rest.split_at_mut(size);
+            content.copy_from_slice(&self.data[begin..begin + size]);
+            bytes = rest;
+        }
+        bytes
+    }
+
     fn truncate(&mut self, count: usize) {
         if let Some(entry) = self.entries.get(count) {
             self.data.truncate(entry.begin);

@@ -103,6 +103,17 @@ impl PyChanges {
         self.parts.iter().map(|part| part.byte_count()).sum()
     }
 
+    /// Return the changes as bytes: of each, the lengths of its key and its tuple, and both.
+    fn pack<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let size = self.byte_count() + 8 * self.__len__();
+        PyBytes::new_with(py, size, |mut bytes| {
+            for part in &self.parts {
+                bytes = part.pack(bytes);
+            }
+            Ok(())
+        })
+    }
+
     /// Return lists of changes that are written together: sorted, with only the last change of each key; a clearing is separate.
     fn slices<'py>(
         &self,
