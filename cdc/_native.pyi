@@ -196,6 +196,18 @@ class CompiledRowPath:
         self, rows: Rows, at: int, seq: int, byte_count: int, images: tuple[Any, Callable[[bytes], bytes | None]] | None
     ) -> SnapshotRun:
         """Handle rows of a snapshot from row `at` on."""
+    def skip_stored(
+        self, rows: Rows, at: int, last: bytes, stored: list[tuple[bytes, bytes]], index: int
+    ) -> tuple[int, int, int, bytes, bytes | None]:
+        """Skip rows of a snapshot from row `at` on that are equal to the store's rows `stored`, from `index` on.
+
+        Returns the indices of the next row and of the store's next row, the number of skipped rows, the last one's key, and the
+        key of the last row that the snapshot lacks, if it lacks the store's next rows.
+        """
+    def continue_snapshot_after(self, space_id: int, last: bytes, bound: bytes | None) -> None:
+        """Record that a space's rows up to the key `last`, and the store's rows before `bound`, have been handled."""
+    def last_snapshot_key(self, space_id: int) -> bytes | None:
+        """Return the greatest key of a space in a snapshot so far."""
     def mark_unread(self) -> None:
         """Record that the Python path has handled rows of a snapshot that weren't read here."""
     def mark_handled(self, rows: Rows, start: int, stop: int) -> None:

@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
 from cdc.errors import KeysChangedError, SchemaError, UnkeyableError
+from cdc.images.comparison import Compared, Comparison
 from cdc.images.pending import Change, Changes, Pending, new_pending
 from cdc.protocol.codec import tuple_values
 from cdc.schema.forms import KeyPart, SpaceForm
@@ -43,7 +44,7 @@ REKEY_BYTES: Final = 1024 * 1024
 """Number of rows, and of their bytes, that are moved to their new keys at a time."""
 
 
-class Tuples(Protocol):
+class Tuples(Compared, Protocol):
     """Interface of a store."""
 
     @property
@@ -59,21 +60,6 @@ class Tuples(Protocol):
 
     def write(self, changes: Iterable[Change], records: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Write rows under a number that no space has yet."""
-
-    def scan(self, space_id: int, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Yield keys and tuples of a space in the order of the keys, beginning after the key `after`."""
-
-    def begin_mark(self) -> None:
-        """Begin a snapshot: none of its keys has been seen."""
-
-    def add_marks(self, keys: Iterable[bytes]) -> None:
-        """Add keys that the snapshot contains."""
-
-    def unmarked(self, space_id: int) -> Iterator[tuple[bytes, bytes]]:
-        """Yield keys and tuples of a space that the snapshot lacks."""
-
-    def end_mark(self) -> None:
-        """End the snapshot."""
 
 
 DOUBTFUL_MAX: Final = 1000
@@ -109,8 +95,8 @@ class Images:
         # Spaces whose keys can't be stored, so that their rows are unknown.
         self._unknown: set[int] = set()
         self._pending = new_pending()
-        # A snapshot into an empty store can lack no row, so its keys needn't be remembered.
-        self._is_comparing = False
+        self.comparison: Comparison | None = None
+        """Comparison of the snapshot that is being taken with the store's rows. A snapshot into an empty store has none."""
         self.spaces_without_images: dict[str, str] = {}
         """Names of spaces that aren't kept, with the reason."""
         self._doubtful: frozenset[bytes] = frozenset()
@@ -267,6 +253,8 @@ class Images:
         if self._doubtful:
             self.doubtful = frozenset(key for key in self._doubtful if not key.startswith(prefix))
         self._pending.clear(prefix)
+        if self.comparison is not None:
+            self.comparison.forget(self.number(space_id))
 
     def scan(self, space_id: int, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Return keys and tuples of a space at present, in the order of the keys, beginning after the key `after`."""
@@ -305,28 +293,22 @@ class Images:
 
     def begin_snapshot(self) -> None:
         """Prepare for a snapshot's rows."""
-        self._is_comparing = self._store.row_count > 0
-        if self._is_comparing:
-            self._store.begin_mark()
+        self.comparison = Comparison(self._store) if self._store.row_count > 0 else None
 
     @property
     def is_comparing(self) -> bool:
-        """Whether the snapshot's keys have to be recorded, because there were rows before it."""
-        return self._is_comparing
-
-    def mark_seen(self, keys: Iterable[bytes]) -> None:
-        """Record keys that the snapshot contains."""
-        self._store.add_marks(keys)
+        """Whether a snapshot is being compared with the rows that there were before it."""
+        return self.comparison is not None
 
     def missing(self, space_id: int) -> Iterator[tuple[bytes, bytes]]:
         """Return keys and tuples of a space that the snapshot lacks."""
         number = self.number(space_id)
-        if not self._is_comparing or self._pending.is_cleared(space_prefix(number)):
+        if self.comparison is None or self._pending.is_cleared(space_prefix(number)):
             return iter(())
-        return self._store.unmarked(number)
+        return self.comparison.missing(number)
 
     def end_snapshot(self) -> None:
         """End the comparison after the snapshot's last row."""
-        if self._is_comparing:
-            self._store.end_mark()
-            self._is_comparing = False
+        if self.comparison is not None:
+            self.comparison.end()
+            self.comparison = None

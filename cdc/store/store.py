@@ -163,13 +163,13 @@ class StateStore:
         """
         return _rows_of(self._begin(self._rows), self._rows, space_prefix(space_id), after)
 
-    def unmarked(self, space_id: int) -> Iterator[tuple[bytes, bytes]]:
+    def unmarked(self, space_id: int, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Return a space's rows whose keys weren't passed to `add_marks` since `begin_mark`; otherwise as `scan`."""
         assert self._is_seeing, "unmarked() without begin_mark()"
         txn = self._begin(self._rows)
         prefix = space_prefix(space_id)
-        shown = _rows_of(txn, self._seen, prefix, b"")
-        return _without(_rows_of(txn, self._rows, prefix, b""), shown)
+        shown = _rows_of(txn, self._seen, prefix, after)
+        return _without(_rows_of(txn, self._rows, prefix, after), shown)
 
     def space_ids(self) -> list[int]:
         """Return the ids of spaces that have rows."""

@@ -37,6 +37,7 @@ from cdc.stream.row_errors import SNAPSHOT, at_row, malformed_in_snapshot, store
 SPACE_ID: Final = Key.SPACE_ID
 TUPLE: Final = Key.TUPLE
 INSERT: Final = Type.INSERT
+_PREFIX_BYTES: Final = 4
 _DELETES_MAX: Final = 10_000
 _MANY: Final = 512
 
@@ -77,13 +78,17 @@ class Snapshot:
         # The compiled path handles rows that can only be new, and has a copy of `_pieces`.
         self._row_path = spaces.row_path if publish and (images is None or not images.is_comparing) else None
         self._handed_back_count = 1
-        if self._row_path is not None:
-            self._row_path.begin_snapshot()
+        # It also skips rows that the images have.
+        self._comparing_path = spaces.row_path if self._row_path is None else None
+        if spaces.row_path is not None:
+            spaces.row_path.begin_snapshot()
         self._counts: dict[Any, int] = {}
         self._is_schema_complete = False
         self._early_rows: list[tuple[Header, Body, bytes]] = []
         # By space: whether the images had its rows before this snapshot, so that a row that they lack is new.
         self._known: dict[int, bool] = {}
+        # The ids of the spaces whose keys begin with these bytes.
+        self._space_ids: dict[bytes, int] = {}
         # Spaces that existed and weren't published: consumers may have rows of them from an earlier time.
         self._returning: set[int] = set()
         # Spaces of which consumers have only a part of the rows, because these were being published again.
@@ -110,6 +115,9 @@ class Snapshot:
         self._builder.row_count += len(frames)
         if self._row_path is not None and isinstance(frames, CompiledFrames):
             yield from self._feed_compiled(self._row_path, frames)
+            return
+        if self._comparing_path is not None and isinstance(frames, CompiledFrames):
+            yield from self._feed_comparing(self._comparing_path, frames)
             return
         if self._row_path is not None:
             self._row_path.mark_unread()
@@ -148,9 +156,72 @@ class Snapshot:
                     path.set_snapshot_spaces([(space_id, *self._pieces[space_id]) for space_id in new])
                 at = stop
 
+    def _feed_comparing(self, path: native.CompiledRowPath, frames: CompiledFrames) -> Iterator[None]:
+        """As `_feed_compiled`, for a snapshot that is compared with the images, or isn't published."""
+        rows, at, count = frames.rows, 0, len(frames)
+        while at < count:
+            start, at = at, self._skipped(path, rows, at)
+            if at < count:
+                at = self._new_rows(path, rows, at)
+            self._builder.native_row_count += at - start
+            if self._builder.is_full:
+                yield
+                continue
+            self._handed_back_count = 1 if at - start >= self._handed_back_count else min(self._handed_back_count * 2, _MANY)
+            stop = min(at + self._handed_back_count, count)
+            if at < stop:
+                part = frames.part(at, stop)
+                for _ in self._rows(zip(part.headers, part.bodies, part.raws(), strict=True)):
+                    self._record_seen_keys()
+                    yield
+                self._record_seen_keys()
+                at = stop
+
+    def _skipped(self, path: native.CompiledRowPath, rows: native.Rows, at: int) -> int:
+        """Skip the rows from `at` on that are equal to their images, and return the index of the next row."""
+        comparison = self._images.comparison if self._images is not None else None
+        progress = comparison.current if comparison is not None else None
+        if progress is None:
+            return at
+        while True:
+            has_more = progress.next_key is not None
+            found = path.skip_stored(rows, at, progress.last, progress.stored, progress.index)
+            at, progress.index, row_count, last, lacking = found
+            progress.extend(last)
+            if row_count:
+                space_id = self._space_ids[last[:_PREFIX_BYTES]]
+                self._counts[space_id] = self._counts.get(space_id, 0) + row_count
+            if lacking is not None:
+                progress.skip_lacking(lacking)
+            elif not has_more or progress.index < len(progress.stored):
+                return at
+
+    def _new_rows(self, path: native.CompiledRowPath, rows: native.Rows, at: int) -> int:
+        """Publish the rows from `at` on that have no images, and return the index of the next row."""
+        comparison = self._images.comparison if self._images is not None else None
+        progress = comparison.current if comparison is not None else None
+        space_id = self._space_ids.get(progress.last[:_PREFIX_BYTES]) if progress is not None else None
+        pieces = self._pieces.get(space_id)
+        if progress is None or space_id is None or pieces is None or not self._publishes or self._known.get(space_id, False):
+            return at
+        builder, images = self._builder, self._images
+        assert images is not None
+        path.set_snapshot_spaces([(space_id, *pieces)])
+        path.continue_snapshot_after(space_id, progress.last, progress.next_key)
+        run = path.run_snapshot(rows, at, builder.seq, builder.byte_count, images.reading)
+        if len(run.messages):
+            builder.parts.append(run.messages)
+        builder.seq, builder.byte_count = run.seq, run.byte_count
+        for found, row_count in run.counts.items():
+            self._counts[found] = self._counts.get(found, 0) + row_count
+        last = path.last_snapshot_key(space_id)
+        if last is not None:
+            progress.extend(last)
+        return run.at
+
     def _record_seen_keys(self) -> None:
-        if self._images is not None and self._images.is_comparing:
-            self._images.mark_seen(self._seen)
+        if self._images is not None and self._images.comparison is not None:
+            self._images.comparison.see(self._seen)
         self._seen = []
 
     def missing(self, now_us: int) -> Iterator[None]:
@@ -256,6 +327,7 @@ class Snapshot:
         key = changes.store_key(tuple_)
         if self._images.is_comparing:
             self._seen.append(key)
+            self._space_ids[key[:_PREFIX_BYTES]] = changes.space.form.space_id
         before = self._images.current(key)
         if found == before:
             return

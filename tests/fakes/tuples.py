@@ -64,11 +64,11 @@ class MemoryTuples:
         assert self._seen is not None
         self._seen.update(keys)
 
-    def unmarked(self, space_id: int) -> Iterator[tuple[bytes, bytes]]:
+    def unmarked(self, space_id: int, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Rows that the snapshot has not shown."""
         seen = self._seen
         assert seen is not None
-        return iter([row for row in self.scan(space_id) if row[0] not in seen])
+        return iter([row for row in self.scan(space_id, after) if row[0] not in seen])
 
     def end_mark(self) -> None:
         """The snapshot is over."""

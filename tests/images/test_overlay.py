@@ -257,7 +257,8 @@ def test_images_over_either_store(store: MemoryTuples | StateStore) -> None:
     store.write(changes, ())
     images.written(changes)
     assert list(images.missing(512)) == [(key, row)]
-    images.mark_seen([key])
+    assert images.comparison is not None
+    images.comparison.see([key])
     assert list(images.missing(512)) == []
     images.end_snapshot()
     assert not images.is_comparing

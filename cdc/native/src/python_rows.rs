@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyString};
+use pyo3::types::{PyBytes, PyDict, PyList, PyString};
 
 use crate::avro_values::{Column, KeyColumn, Kind};
 use crate::batch::BatchBuilder;
@@ -397,6 +397,64 @@ impl RowPath {
             seq: self.batch.seq,
             counts: counts.unbind(),
         })
+    }
+
+    /// Skip rows of a snapshot from row `at` on that are equal to the store's. The result has the indices of the next row and of the
+    /// store's next row, the number of rows that were skipped, the last one's key, and the key of the last row that the snapshot
+    /// lacks, if it lacks the store's next rows.
+    #[allow(clippy::type_complexity)]
+    fn skip_stored<'py>(
+        &mut self,
+        py: Python<'py>,
+        rows: &Bound<'py, Rows>,
+        at: usize,
+        last: &[u8],
+        stored: &Bound<'py, PyList>,
+        index: usize,
+    ) -> PyResult<(
+        usize,
+        usize,
+        u64,
+        Bound<'py, PyBytes>,
+        Option<Bound<'py, PyBytes>>,
+    )> {
+        let rows = rows.get();
+        let data = rows.data.bind(py).as_bytes();
+        let pairs: Vec<(Bound<'py, PyBytes>, Bound<'py, PyBytes>)> = stored
+            .iter()
+            .skip(index)
+            .map(|pair| pair.extract())
+            .collect::<PyResult<_>>()?;
+        let found = self
+            .path
+            .skip_stored(data, rows.known(), at, last, 0, |place| {
+                pairs
+                    .get(place)
+                    .map(|(key, tuple)| (key.as_bytes(), tuple.as_bytes()))
+            });
+        Ok((
+            found.at,
+            index + found.index,
+            found.count,
+            PyBytes::new(py, &found.last),
+            found.lacking.map(|key| PyBytes::new(py, &key)),
+        ))
+    }
+
+    /// Record that a space's rows up to the key `last`, and the store's rows before `bound`, have been handled in a snapshot that is
+    /// compared with the store.
+    fn continue_snapshot_after(&mut self, space_id: u64, last: Vec<u8>, bound: Option<Vec<u8>>) {
+        self.path.snapshot.continue_after(space_id, last, bound);
+    }
+
+    /// Return the greatest key of a space in a snapshot so far.
+    fn last_snapshot_key<'py>(
+        &self,
+        py: Python<'py>,
+        space_id: u64,
+    ) -> Option<Bound<'py, PyBytes>> {
+        let last = self.path.snapshot.last_keys.get(&space_id)?.as_ref()?;
+        Some(PyBytes::new(py, last))
     }
 
     /// Record that the Python path has handled rows of a snapshot that weren't read here.

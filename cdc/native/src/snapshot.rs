@@ -15,6 +15,18 @@ use crate::pending::Found;
 use crate::row_encoder::Plan;
 use crate::row_path::{content, names_one_space, plan_of, RowPath};
 
+const PREFIX_BYTES: usize = 4;
+
+/// Result of `skip_stored`: the next row, the store's next row, the number of rows that were skipped, and the last one's key. If
+/// the snapshot lacks the store's next rows, `lacking` is the key of the last one of these.
+pub struct Skipped {
+    pub at: usize,
+    pub index: usize,
+    pub count: u64,
+    pub last: Vec<u8>,
+    pub lacking: Option<Vec<u8>>,
+}
+
 fn key_of(plan: &Plan, frame: &[u8], row: &Row, key: &mut Vec<u8>) -> bool {
     key.clear();
     let Some(images) = &plan.images else {
@@ -53,6 +65,76 @@ impl RowPath {
             at += 1;
         }
         at
+    }
+
+    /// Skip rows from `at` on that the store has, and return how far that went.
+    ///
+    /// The rows must come in the order of their keys, after the key `last`, and be of the same space. `stored` returns the store's
+    /// rows in that order.
+    pub fn skip_stored<'a>(
+        &mut self,
+        data: &[u8],
+        rows: &[Row],
+        mut at: usize,
+        last: &[u8],
+        mut index: usize,
+        stored: impl Fn(usize) -> Option<(&'a [u8], &'a [u8])>,
+    ) -> Skipped {
+        let mut key = std::mem::take(&mut self.snapshot.key);
+        let mut last = last.to_vec();
+        let (mut count, mut lacking) = (0, None);
+        while let Some((found, _)) = stored(index) {
+            if found > &last[..] {
+                break;
+            }
+            index += 1;
+        }
+        while let Some(row) = rows.get(at) {
+            let frame = &data[..row.end];
+            let plan = match plan_of(&self.plans, frame, row) {
+                Ok(Some((_, plan))) => plan,
+                Ok(None) => {
+                    at += 1;
+                    continue;
+                }
+                Err(_) => break,
+            };
+            let Some(body) = content(frame, row.body, TUPLE) else {
+                break;
+            };
+            if row.kind != INSERT
+                || !key_of(plan, frame, row, &mut key)
+                || key[..PREFIX_BYTES] != last[..PREFIX_BYTES]
+                || key <= last
+            {
+                break;
+            }
+            let begin = index;
+            while stored(index).is_some_and(|(found, _)| found < &key[..]) {
+                index += 1;
+            }
+            if index > begin {
+                lacking = stored(index - 1).map(|(found, _)| found.to_vec());
+                break;
+            }
+            // The frame may have more behind the tuple: then the row is uncommon.
+            match stored(index) {
+                Some((found, tuple)) if found == &key[..] && *tuple == frame[body..] => {}
+                _ => break,
+            }
+            index += 1;
+            at += 1;
+            count += 1;
+            last.clone_from(&key);
+        }
+        self.snapshot.key = key;
+        Skipped {
+            at,
+            index,
+            count,
+            last,
+            lacking,
+        }
     }
 
     /// Record that the Python path has handled these rows.
@@ -125,8 +207,13 @@ impl RowPath {
         if plan.images.is_some() {
             let pending = &images.as_ref()?.pending;
             let is_new = self.snapshot.is_next(space_id)
-                || pending.current(&self.snapshot.key) == Found::Nothing;
-            if !has_key || !is_new || pending.doubtful.contains(&self.snapshot.key) {
+                || (!self.snapshot.is_comparing
+                    && pending.current(&self.snapshot.key) == Found::Nothing);
+            if !has_key
+                || !is_new
+                || !self.snapshot.is_before_bound()
+                || pending.doubtful.contains(&self.snapshot.key)
+            {
                 return None;
             }
         }

@@ -18,10 +18,26 @@ pub struct SnapshotProgress {
     pub last_keys: HashMap<u64, Option<Vec<u8>>>,
     /// Whether there were rows whose space is unknown.
     pub has_unread: bool,
+    /// If the snapshot is compared with the store: the first key from which on the store's rows aren't known yet.
+    pub bound: Option<Vec<u8>>,
+    /// Whether it is: then a row out of order may be one of the store's.
+    pub is_comparing: bool,
     pub key: Vec<u8>,
 }
 
 impl SnapshotProgress {
+    /// Record that a space's rows up to `last`, and the store's rows before `bound`, have been handled.
+    pub fn continue_after(&mut self, space_id: u64, last: Vec<u8>, bound: Option<Vec<u8>>) {
+        self.last_keys.insert(space_id, Some(last));
+        self.bound = bound;
+        self.is_comparing = true;
+    }
+
+    /// Return whether the current key is before the store's next row.
+    pub fn is_before_bound(&self) -> bool {
+        self.bound.as_ref().map_or(true, |bound| self.key < *bound)
+    }
+
     /// Return whether the current key is greater than all previous keys of the space.
     pub fn is_next(&self, space_id: u64) -> bool {
         self.is_after(space_id, &self.key)
