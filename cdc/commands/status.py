@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from cdc.config import Config
 from cdc.ops.asking import ask, tap_status
 from cdc.positions.vclock import VClock
+
+_QUIET_SECONDS: Final = 5.0
+"""Time without a snapshot's rows, in seconds, from which on it is shown."""
 
 
 def status(config: Config, say: Callable[[str], object], *, as_json: bool) -> None:
@@ -39,13 +42,14 @@ def readable(status: dict[str, Any]) -> str:
         (
             "rows",
             f"{status['rows']} received, those of system and excluded spaces too, "
-            f"{status['rows_by_path']['python']} of them by the Python path; "
-            f"the last snapshot published {status['snapshot_rows']}",
+            f"{status['rows_by_path']['python']} of them by the Python path",
         ),
         ("kafka", f"{kafka['events']} events, {commits}"),
         ("uptime", f"{status['uptime_seconds']} s"),
         ("row path", status["row_path"]),
     ]
+    if status.get("snapshot") is not None:
+        lines.insert(-3, ("snapshot", _snapshot_line(status["snapshot"])))
     store, request = status["store"], status["snapshot_request"]
     if store is not None:
         lines.insert(-2, ("store", f"{store['rows']} rows, {store['bytes']} bytes, at {_vclock(store['position'])}"))
@@ -55,6 +59,24 @@ def readable(status: dict[str, Any]) -> str:
     lines += _lost_log_lines(status)
     lines += [("member", _member_line(member)) for member in status["upstreams"]]
     return "\n".join(f"{name:<12} {value}" for name, value in lines)
+
+
+def _snapshot_line(snapshot: dict[str, Any]) -> str:
+    """Return how far the last snapshot is."""
+    parts = [f"{snapshot['rows']} rows"]
+    if snapshot["expected_rows"] is not None and not snapshot["is_complete"]:
+        parts[0] += f" of about {snapshot['expected_rows']}"
+    parts.append(f"{snapshot['published_rows']} of them published")
+    if snapshot["is_complete"]:
+        return f"complete: {', '.join(parts)}, in {snapshot['seconds']} s"
+    if snapshot["space"] is not None:
+        parts.append(f"now in {snapshot['space']}, {snapshot['spaces_read']} of {snapshot['spaces']} spaces done")
+    parts.append(f"{snapshot['rows_per_second']} rows/s, for {snapshot['seconds']} s")
+    if snapshot["seconds_left"] is not None:
+        parts.append(f"about {snapshot['seconds_left']} s left")
+    if snapshot["seconds_since_rows"] > _QUIET_SECONDS:
+        parts.append(f"no row for {snapshot['seconds_since_rows']} s")
+    return ", ".join(parts)
 
 
 def readable_tap(tap: dict[str, Any]) -> list[str]:

@@ -181,10 +181,10 @@ class SourceSection(Section):
 class SnapshotSection(Section):
     """When the daemon reads the complete contents of the spaces."""
 
-    mode: Literal["initial", "always", "never", "initial_only", "when_needed"] = "initial"
-    """`initial`: at the first start; `always`: at each start; `initial_only`: at the first start, then stop; `when_needed`: at
-    the first start and on any gap; `never`: at the first start only the schema, and later only changed rows, if neither the
-    stream nor the state store leads on, or if spaces are newly published."""
+    mode: Literal["initial", "always", "never", "initial_only", "snapshot_only", "when_needed"] = "initial"
+    """`initial`: at the first start; `always`: at each start; `initial_only`: at the first start, then stop; `snapshot_only`: at
+    each start, then stop; `when_needed`: at the first start and on any gap; `never`: at the first start only the schema, and
+    later only changed rows, if neither the stream nor the state store leads on, or if spaces are newly published."""
 
 
 class SpacesSection(Section):

@@ -36,6 +36,7 @@ from cdc.sources.log_directory import LogDirectory, LogFile, join
 from cdc.sources.log_stream import LogStream, ballot
 from cdc.upstream import resume, start
 from cdc.upstream.failover import BackOff
+from cdc.upstream.resume import WITHOUT_STREAM
 from cdc.upstream.start import Known, StartPlan, TakeSnapshot
 
 POLL_SECONDS: Final = 0.1
@@ -158,7 +159,7 @@ class Replayer:
                 self._log.info("taking a snapshot", reason=snapshot.reason, file=file.path.name)
                 if not self._take_snapshot(file, publish=snapshot.publish):
                     return False
-            return self._config.snapshot.mode == "initial_only" or self._stream()
+            return self._config.snapshot.mode in WITHOUT_STREAM or self._stream()
         finally:
             self._runner.pipeline.close()
 
@@ -192,7 +193,7 @@ class Replayer:
 
     def _check_logs(self) -> None:
         """Raise ConfigurationError if there is no .xlog: the changes after the snapshot would be left out."""
-        if not (self._follows or self._config.snapshot.mode == "initial_only" or self._directory.logs()):
+        if not (self._follows or self._config.snapshot.mode in WITHOUT_STREAM or self._directory.logs()):
             raise ConfigurationError(
                 f"{self._directory.path} has .snap files and no .xlog files, so all changes after the snapshot would be left out",
                 "Name the server's wal_dir as well: `replay DIR DIR`. If it writes no logs, or its snapshot alone is to be "

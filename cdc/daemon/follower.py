@@ -144,7 +144,7 @@ class Follower:
                 self._log.info("taking a snapshot", reason=snapshot.reason)
                 if not self._take_snapshot(publish=snapshot.publish):
                     return False
-            if self._config.snapshot.mode == "initial_only":
+            if self._config.snapshot.mode in resume.WITHOUT_STREAM:
                 return True
             return self._stream()
         finally:

@@ -41,17 +41,17 @@ class SnapshotIntake:
         self._status = status
         self._log = log
         self._publish = publish
+        self._is_durable = False
         self._after = runner.prepare_snapshot()
         previous = checkpoint.position.snapshot if checkpoint.position else None
-        self._progress = SnapshotProgress(previous.row_count if previous else 0, has_bar=has_bar)
-        self._row_count = 0
-        status.state, status.snapshot_rows = "snapshot", 0
+        self._progress = status.snapshot = SnapshotProgress(previous.row_count if previous else 0, has_bar=has_bar)
+        status.state = "snapshot"
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.finish()
+        self._progress.finish(is_complete=self._is_durable)
 
     def begin(self, vclock: VClock) -> None:
         """Begin a snapshot as of `vclock`. Raises the errors of PipelineRunner.submit and of the pipeline."""
@@ -65,21 +65,26 @@ class SnapshotIntake:
 
     def _counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:
-            self._row_count += batch.event_count
-            self._status.snapshot_rows = self._row_count
-            self._progress.advance(batch.event_count)
+            self._progress.advance(self._runner.pipeline.snapshot_reading, batch.event_count)
             yield batch
 
     def end(self) -> None:
         """Finish the snapshot, once all rows were loaded."""
-        self._runner.submit_all(self._runner.pipeline.end_snapshot(now_us()))
+        self._runner.submit_all(self._counted(self._runner.pipeline.end_snapshot(now_us())))
 
     def wait_until_durable(self) -> bool:
         """Wait until the snapshot is durable. Return False if a stop was requested meanwhile."""
         if not self._runner.wait_until_settled():
             return False
-        position = self._runner.pipeline.ledger.settled
-        self._log.info("the snapshot is complete", rows=self._row_count, vclock=str(position.vclock), seq=position.seq)
+        self._is_durable = True
+        position, progress = self._runner.pipeline.ledger.settled, self._progress
+        self._log.info(
+            "the snapshot is complete",
+            rows=progress.reading.rows,
+            published=progress.published_rows,
+            vclock=str(position.vclock),
+            seq=position.seq,
+        )
         # Hundreds of thousands of objects were created and dropped. The remaining ones live as long as the process.
         gc.collect()
         gc.freeze()

@@ -16,6 +16,7 @@ from cdc.stream.options import PipelineOptions, Surroundings
 from cdc.stream.pipeline import Pipeline
 from cdc.stream.reports import patterns
 from cdc.stream.spaces import newly_published
+from cdc.upstream.resume import WITHOUT_STREAM
 from cdc.upstream.selection import Rules
 from cdc.upstream.start import Known, StartPlan
 from cdc.upstream.witnesses import Witnesses
@@ -136,7 +137,7 @@ def _known(
         on_divergence=source.on_divergence,
         ignored=frozenset(source.exclude_origins),
         # A snapshot without a stream after it needs no id.
-        wants_id=source.mode == "registered" and mode != "initial_only",
+        wants_id=source.mode == "registered" and mode not in WITHOUT_STREAM,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Final
@@ -15,6 +16,11 @@ from cdc.positions.vclock import VClock
 from cdc.upstream.overview import Upstream
 
 LOG_LINES_LOST: Final = "Lines of the log that could not be written to stderr: its disk is full, or nobody reads it"
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
+
 
 COUNTERS: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
     "tarantool_cdc_received_bytes": ("Bytes read from the server", lambda s: s.received_bytes),
@@ -44,7 +50,22 @@ GAUGES: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
     ),
     "tarantool_cdc_seq": ("The last seq assigned", lambda s: s.seq),
     "tarantool_cdc_schema_version": ("The last schema version assigned", lambda s: s.schema_version),
-    "tarantool_cdc_snapshot_rows": ("Rows of the latest snapshot received so far", lambda s: s.snapshot_rows),
+    "tarantool_cdc_snapshot_rows": (
+        "Events that the latest snapshot has published so far",
+        lambda s: s.snapshot.published_rows if s.snapshot is not None else 0,
+    ),
+    "tarantool_cdc_snapshot_rows_read": (
+        "Rows of published spaces that the latest snapshot has read so far, those that consumers have already among them",
+        lambda s: s.snapshot.reading.rows if s.snapshot is not None else 0,
+    ),
+    "tarantool_cdc_snapshot_share": (
+        "Part of the expected rows that the latest snapshot has read, 1 at its end; NaN if no number is expected",
+        lambda s: _or_nan(s.snapshot.share if s.snapshot is not None else None),
+    ),
+    "tarantool_cdc_snapshot_seconds_left": (
+        "Expected time until the end of the snapshot that is being taken, 0 after its end; NaN if unknown",
+        lambda s: _or_nan(s.snapshot.seconds_left if s.snapshot is not None else None),
+    ),
     "tarantool_cdc_queued_bytes": ("Bytes of events that wait for Kafka's producer", lambda s: s.queued_bytes),
     "tarantool_cdc_unwritten_bytes": (
         "Memory for changes of images that the store doesn't have yet; it holds complete source transactions",

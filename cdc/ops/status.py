@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from cdc import log
 from cdc.ops.backfill_queue import BackfillQueue
+from cdc.ops.progress import SnapshotProgress
 from cdc.positions.vclock import VClock
 from cdc.registry.schema_ids import RegistryWait
 from cdc.stream.commits.publisher_statistics import PublisherStatistics
@@ -42,7 +43,8 @@ class Status:
     seq: int = 0
     schema_version: int = 0
     snapshot_id: int = 0
-    snapshot_rows: int = 0
+    snapshot: SnapshotProgress | None = None
+    """Progress of the last snapshot that this process has begun; None before the first."""
     native_row_count: int = 0
     """Rows that the compiled row path handled."""
     python_row_count: int = 0
@@ -175,7 +177,8 @@ class Status:
             "lag_seconds": round(self.lag_seconds(now), 3),
             "rows": self.row_count,
             "rows_by_path": {"native": self.native_row_count, "python": self.python_row_count},
-            "snapshot_rows": self.snapshot_rows,
+            "snapshot_rows": self.snapshot.published_rows if self.snapshot is not None else 0,
+            "snapshot": self.snapshot.to_json() if self.snapshot is not None else None,
             "received_bytes": self.received_bytes,
             "store": None
             if self.store_position is None

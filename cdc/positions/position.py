@@ -18,6 +18,7 @@ FORMAT_VERSION = 1
 class SnapshotState:
     """The snapshot that the position rests on: its number, and its number of rows once it is complete.
 
+    - `row_count`: until the snapshot is complete, that of the last complete one.
     - `sweep_seq`: 0 for a snapshot that itself publishes which keys are gone. A snapshot that compares with nothing may
       consist of several, of which all but the last were interrupted: then the seq at which the first of them began. Keys that
       haven't been published since are gone.

@@ -40,7 +40,7 @@ from cdc.stream.publication import Publication
 from cdc.stream.python_stream import PythonStream
 from cdc.stream.recognition import at_position, last_rows_of, noted
 from cdc.stream.row_errors import Refusals
-from cdc.stream.snapshot import Snapshot
+from cdc.stream.snapshot import Snapshot, SnapshotReading
 from cdc.stream.spaces import Spaces
 from cdc.stream.stream_events import StreamEvents
 from cdc.stream.transactions.ahead import Ahead
@@ -91,6 +91,7 @@ class Pipeline:
         if spaces.row_path is not None:
             self._stream = CompiledStream(spaces.row_path, self._python, self._limbo, context, events, self._boundaries)
         self._snapshot: Snapshot | None = None
+        self._reading = SnapshotReading()
 
     # State for the caller.
 
@@ -231,6 +232,13 @@ class Pipeline:
         self._events.base = self._snapshot.position
         yield self._batch()
 
+    @property
+    def snapshot_reading(self) -> SnapshotReading:
+        """How far the snapshot has been read."""
+        if self._snapshot is not None:
+            self._reading = self._snapshot.reading
+        return self._reading
+
     def end_snapshot(self, now_us: int) -> Iterator[Batch]:
         """Complete the snapshot. After the last batch, the stream can be subscribed to from the position.
 
@@ -239,6 +247,7 @@ class Pipeline:
         assert self._snapshot is not None
         for _ in self._snapshot.missing(now_us):
             yield self._batch()
+        self._reading = self._snapshot.reading
         self._events.base = self._snapshot.end(now_us)
         self._snapshot = None
         yield self._batch()

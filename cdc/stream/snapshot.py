@@ -15,7 +15,7 @@ gone if its last event isn't after that seq.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cdc import native
@@ -42,6 +42,22 @@ _DELETES_MAX: Final = 10_000
 _MANY: Final = 512
 
 
+@dataclass(frozen=True, slots=True)
+class SnapshotReading:
+    """How far a snapshot has been read.
+
+    - `rows`: number of rows of published spaces.
+    - `space`: name of the space whose rows come now, None before the first one and after the end.
+    - `spaces_read`: number of published spaces before that one. Rows come space after space.
+    - `spaces`: number of published spaces; 0 until the schema is complete.
+    """
+
+    rows: int = 0
+    space: str | None = None
+    spaces_read: int = 0
+    spaces: int = 0
+
+
 class Snapshot:
     """One snapshot on its way to the batch. `position` is where its stream will begin; `end` makes it complete."""
 
@@ -61,7 +77,8 @@ class Snapshot:
         sweep_seq = position.seq
         if images is not None and images.is_comparing:
             sweep_seq = previous.sweep_seq if previous is not None and is_repeated else 0
-        state = SnapshotState(self._id, is_complete=False, sweep_seq=sweep_seq, is_silent=not publish)
+        rows_before = previous.row_count if previous is not None else 0
+        state = SnapshotState(self._id, is_complete=False, row_count=rows_before, sweep_seq=sweep_seq, is_silent=not publish)
         self.position = replace(position, replicaset_uuid=None, snapshot=state, rekeyed=(), last_rows=())
         self._tombstones = context.options.tombstones
         self._is_base = not is_repeated and previous is not None
@@ -83,7 +100,7 @@ class Snapshot:
         if spaces.row_path is not None:
             spaces.row_path.begin_snapshot()
         self._counts: dict[Any, int] = {}
-        self._is_schema_complete = False
+        self._is_schema_complete = self._is_read = False
         self._early_rows: list[tuple[Header, Body, bytes]] = []
         # By space: whether the images had its rows before this snapshot, so that a row that they lack is new.
         self._known: dict[int, bool] = {}
@@ -100,13 +117,30 @@ class Snapshot:
             }
         builder.control(topics.SNAPSHOT, *snapshot_record("STARTED", self.position, now_us))
         if images is not None and images.is_comparing:
-            published = {form.space_id: form for form in spaces.published_forms()}
-            for rekeyed in position.rekeyed:
-                if rekeyed.space_id in published:
-                    self._emptied.add(rekeyed.space_id)
-                    self._broadcast_truncation(published[rekeyed.space_id])
+            self._empty({rekeyed.space_id for rekeyed in position.rekeyed})
         spaces.encoders.clear()
         spaces.schema.begin_snapshot()
+
+    def _empty(self, space_ids: set[int]) -> None:
+        """Have consumers drop the rows of these spaces, of which they have only a part under the new keys."""
+        for form in self._spaces.published_forms():
+            if form.space_id in space_ids:
+                self._emptied.add(form.space_id)
+                self._broadcast_truncation(form)
+
+    @property
+    def reading(self) -> SnapshotReading:
+        """How far it has been read."""
+        rows = sum(self._counts.values())
+        if not self._is_schema_complete:
+            return SnapshotReading(rows)
+        forms = self._spaces.published_forms()
+        if self._is_read:
+            return SnapshotReading(rows, None, len(forms), len(forms))
+        # A new space is counted when its first row comes, so the last one in the dict is the present one.
+        present = next(reversed(self._counts), None)
+        name = next((form.name for form in forms if form.space_id == present), None)
+        return SnapshotReading(rows, name, max(0, len(self._counts) - 1), len(forms))
 
     def feed(self, frames: Frames, now_us: int) -> Iterator[None]:
         """Process rows; yield whenever the batch is full."""
@@ -234,6 +268,7 @@ class Snapshot:
         if self.position.replicaset_uuid is None:
             raise ProtocolError("the snapshot doesn't say which replica set it belongs to: _schema has neither name for it")
         self._complete_schema()
+        self._is_read = True
         self._publish_changed_forms()
         self._record_seen_keys()
         if self._images is None:

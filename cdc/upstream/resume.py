@@ -27,7 +27,9 @@ from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
 
-SnapshotMode = Literal["initial", "always", "never", "initial_only", "when_needed"]
+SnapshotMode = Literal["initial", "always", "never", "initial_only", "snapshot_only", "when_needed"]
+WITHOUT_STREAM: Final = frozenset({"initial_only", "snapshot_only"})
+"""Modes in which the daemon stops after the snapshot."""
 Policy = Literal["fail", "resnapshot"]
 
 

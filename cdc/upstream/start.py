@@ -252,8 +252,8 @@ def _snapshot_anyway(known: Known) -> TakeSnapshot | None:
     if reason is not None:
         # Consumers know the changes up to the checkpoint, so later changes must be published too, in any mode.
         return TakeSnapshot(reason, publish=mode != "never" or not position.snapshot.is_silent)
-    if mode == "always" and known.is_first_connect:
-        return TakeSnapshot("snapshot.mode is always")
+    if mode in ("always", "snapshot_only") and known.is_first_connect:
+        return TakeSnapshot(f"snapshot.mode is {mode}")
     return None
 
 

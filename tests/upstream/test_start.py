@@ -74,7 +74,7 @@ def expected(case: str, mode: SnapshotMode, on_gap: Policy, on_divergence: Polic
             return "schema only" if mode == "never" else "snapshot"
         case "interrupted":
             return "snapshot"
-        case _ if mode == "always" and is_first:
+        case _ if mode in ("always", "snapshot_only") and is_first:
             return "snapshot"
         case "within" | "at the first log" | "at the end":
             return "continue"

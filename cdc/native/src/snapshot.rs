@@ -67,6 +67,19 @@ impl RowPath {
         at
     }
 
+    /// Make the key of a row with images, and return where its tuple begins; None if the row has no event. An error: the row is
+    /// uncommon.
+    fn key_and_body(&self, data: &[u8], row: &Row, key: &mut Vec<u8>) -> Result<Option<usize>, ()> {
+        let frame = &data[..row.end];
+        let Some((_, plan)) = plan_of(&self.plans, frame, row).map_err(|_| ())? else {
+            return Ok(None);
+        };
+        if row.kind != INSERT || !key_of(plan, frame, row, key) {
+            return Err(());
+        }
+        content(frame, row.body, TUPLE).map(Some).ok_or(())
+    }
+
     /// Skip rows from `at` on that the store has, and return how far that went.
     ///
     /// The rows must come in the order of their keys, after the key `last`, and be of the same space. `stored` returns the store's
@@ -83,30 +96,19 @@ impl RowPath {
         let mut key = std::mem::take(&mut self.snapshot.key);
         let mut last = last.to_vec();
         let (mut count, mut lacking) = (0, None);
-        while let Some((found, _)) = stored(index) {
-            if found > &last[..] {
-                break;
-            }
+        while stored(index).is_some_and(|(found, _)| found <= &last[..]) {
             index += 1;
         }
         while let Some(row) = rows.get(at) {
-            let frame = &data[..row.end];
-            let plan = match plan_of(&self.plans, frame, row) {
-                Ok(Some((_, plan))) => plan,
+            let body = match self.key_and_body(data, row, &mut key) {
+                Ok(Some(body)) => body,
                 Ok(None) => {
                     at += 1;
                     continue;
                 }
-                Err(_) => break,
+                Err(()) => break,
             };
-            let Some(body) = content(frame, row.body, TUPLE) else {
-                break;
-            };
-            if row.kind != INSERT
-                || !key_of(plan, frame, row, &mut key)
-                || key[..PREFIX_BYTES] != last[..PREFIX_BYTES]
-                || key <= last
-            {
+            if key[..PREFIX_BYTES] != last[..PREFIX_BYTES] || key <= last {
                 break;
             }
             let begin = index;
@@ -118,9 +120,8 @@ impl RowPath {
                 break;
             }
             // The frame may have more behind the tuple: then the row is uncommon.
-            match stored(index) {
-                Some((found, tuple)) if found == &key[..] && *tuple == frame[body..] => {}
-                _ => break,
+            if stored(index) != Some((&key[..], &data[body..row.end])) {
+                break;
             }
             index += 1;
             at += 1;
