@@ -9,10 +9,10 @@ from __future__ import annotations
 import base64
 import json
 import ssl
-import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
+from time import sleep
 from typing import Final
 
 from spark_jobs.errors import JobError
@@ -58,7 +58,7 @@ class Registry:
             except (OSError, ValueError) as error:
                 reason = str(error)
             if left:
-                time.sleep(_PAUSE_SECONDS)
+                sleep(_PAUSE_SECONDS)
         raise JobError(
             f"The registry {self.url} doesn't give the schema {number} of an event: {reason}. Check --registry, and that Spark's"
             " workers can reach it. Nothing is lost: the next start repeats the batch."

@@ -161,7 +161,7 @@ def test_json_and_what_is_no_record_stay_as_they_are() -> None:
 
 def test_a_registry_that_stays_away_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr("spark_jobs.contract.registry.time.sleep", pauses.append)
+    monkeypatch.setattr("spark_jobs.contract.registry.sleep", pauses.append)
     with pytest.raises(JobError, match=r"The registry http://127\.0\.0\.1:1 doesn't give the schema 7 .* refused"):
         Registry("http://127.0.0.1:1").schema(7)
     assert len(pauses) == 4
@@ -174,5 +174,5 @@ def test_a_failing_registry_is_asked_again(registry: FakeRegistry, monkeypatch: 
     def back(_: float) -> None:
         registry.failure = None
 
-    monkeypatch.setattr("spark_jobs.contract.registry.time.sleep", back)
+    monkeypatch.setattr("spark_jobs.contract.registry.sleep", back)
     assert Registry(registry.url, "reader", "pass word").schema(number) == '"string"'
