@@ -181,7 +181,12 @@ class RowStore(ABC):
         if view is not None and time.monotonic() - view.opened_at <= self._view_seconds_max:
             return view
         self._release()
-        view = self._view = self._open_view()
+        try:
+            view = self._view = self._open_view()
+        except BusyError as error:
+            # Whoever waits for the store may keep the error for a while. With its frames it would keep the transaction, too, and
+            # with that one of LMDB's few places for readers.
+            raise error.with_traceback(None)  # noqa: B904 - the same error
         self._names = [space.name for space in view.spaces]
         return view
 

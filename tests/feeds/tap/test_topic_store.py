@@ -76,6 +76,19 @@ def test_a_row_has_the_number_of_its_own_change(tmp_path: Path) -> None:
     store.close()
 
 
+def test_errors_that_are_kept_hold_no_place_of_a_reader(tmp_path: Path) -> None:
+    """LMDB has 126. Clients that wait for the store keep errors until the garbage collector runs."""
+    store = opened(tmp_path / "rows")
+    kept = []
+    for _ in range(300):
+        with pytest.raises(BusyError) as caught:
+            store.seq()
+        kept.append(caught.value)
+    wrote(store, 9, row(3, "a"))
+    assert store.seq() == 9
+    store.close()
+
+
 def test_other_spaces_and_damage_make_it_anew(tmp_path: Path) -> None:
     store = opened(tmp_path)
     wrote(store, 3, row(3, "a"))
