@@ -210,10 +210,11 @@ def password_of(values: dict[str, Any]) -> str:
 @given(password=SECRETS | st.text(min_size=1), is_quoted=st.booleans())
 @example(password="a\tb", is_quoted=False)
 @example(password="a@b:c/d", is_quoted=False)
+@example(password="//hunter2", is_quoted=False)
 def test_in_a_uri(password: str, is_quoted: bool) -> None:
     """As it is, but for percent signs, or every byte of it as %XX."""
     written = quote(password, safe="") if is_quoted else password.replace("%", "%25")
-    for scheme in ("", "tcp://", "//"):
+    for scheme in ("", "tcp://", "tarantool://", "//"):
         assert password_of(put(good(), "source/uris", [f"{scheme}u:{written}@a:3301"])) == password
 
 

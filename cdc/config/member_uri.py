@@ -8,7 +8,8 @@ from urllib.parse import unquote
 
 NUMBER: Final = re.compile(r"[0-9]{1,5}")
 PORT_MAX: Final = 65_535
-_SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*:)?//")
+# Any other word before `://` is a user, whose password begins with `//`. It must not be taken for a user, whom logs name.
+_SCHEME: Final = re.compile(r"^((tcp|tarantool):)?//")
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")
 _URI_EXAMPLE: Final = "write it as user:password@host:3301, where %XX is a byte"
 
