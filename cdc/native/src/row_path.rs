@@ -5,11 +5,12 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::avro_events::AvroShared;
+use crate::avro_values::push_long;
 use crate::codec::{is_change, space_id_of, Row};
 use crate::constants::{INDEX_ID, KEY, NOP, SPACE_ID};
 use crate::envelope::Shared;
 use crate::image_events::Work;
-use crate::json_values::Refused;
+use crate::json_values::{push_unsigned, Refused};
 use crate::layout::{Reader, Value};
 use crate::overlay::FETCH_ROWS;
 use crate::row_encoder::Plan;
@@ -29,6 +30,17 @@ pub struct Settings {
     pub transaction_topic: usize,
     /// Size of the values, in bytes, above which a batch is full.
     pub bytes_max: usize,
+}
+
+impl Settings {
+    /// Append a number that stands between two pieces of an event.
+    pub fn push_number(&self, out: &mut Vec<u8>, number: u64) {
+        if self.is_avro {
+            push_long(out, number as i64);
+        } else {
+            push_unsigned(out, number);
+        }
+    }
 }
 
 /// Reason why a transaction isn't handled.

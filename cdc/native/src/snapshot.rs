@@ -5,11 +5,9 @@
 
 use std::collections::HashMap;
 
-use crate::avro_values::push_long;
 use crate::batch::BatchBuilder;
 use crate::codec::{space_id_of, Row};
 use crate::constants::{INSERT, TUPLE};
-use crate::json_values::push_unsigned;
 use crate::overlay::{Images, FETCH_ROWS};
 use crate::pending::Found;
 use crate::row_encoder::Plan;
@@ -230,11 +228,7 @@ impl RowPath {
         }
         batch.bytes.extend_from_slice(&pieces.before);
         batch.seq += 1;
-        if self.settings.is_avro {
-            push_long(&mut batch.bytes, batch.seq as i64);
-        } else {
-            push_unsigned(&mut batch.bytes, batch.seq);
-        }
+        self.settings.push_number(&mut batch.bytes, batch.seq);
         batch.bytes.extend_from_slice(&pieces.after);
         batch.add(plan.topic, (0, 0), begin);
         let key_begin = batch.bytes.len();
