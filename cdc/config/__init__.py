@@ -383,6 +383,15 @@ class Config(BaseSettings):
             )
         return self
 
+    @model_validator(mode="after")
+    def _flat_events_have_images(self) -> Config:
+        if self.format.envelope == "flat" and self.state.images == "none":
+            raise ValueError(
+                'format.envelope = "flat" needs state.images = "full": without images, the daemon knows how an UPDATE changes a '
+                "row, but not the row"
+            )
+        return self
+
     @classmethod
     def settings_customise_sources(
         cls,

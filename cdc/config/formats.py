@@ -83,8 +83,9 @@ class FormatSection(Section):
     form, with a registry."""
     value: Literal["json", "json_schema", "avro"] = "json"
     """Encoding of values, independent of the keys'. `json_schema` is made by the Python row path."""
-    envelope: Literal["debezium"] = "debezium"
-    """Form of the values."""
+    envelope: Literal["debezium", "flat"] = "debezium"
+    """Form of the values. `flat`: the row's fields with `__op`, `__deleted` and `__source_seq` (docs/events.md), made by the
+    Python row path."""
     source: Literal["full", "lean"] = "full"
     """Fields of `source` in each event. `lean`: a few, and no `transaction` (docs/events.md), made by the Python row path. The
     Spark jobs and the TAP server need `full`."""
@@ -111,6 +112,8 @@ class FormatSection(Section):
         if self.needs_registry and self.registry.url is None:
             name = "value" if self.value == "avro" else "key"
             raise ValueError(f'{name} = "avro" needs the registry\'s address: set url in [format.registry]')
+        if self.envelope == "flat" and self.source != "full":
+            raise ValueError('source has no effect with envelope = "flat", whose events have no source: leave source out')
         for key in ("unsigned", "decimal"):
             if getattr(self, key) != type(self).model_fields[key].default and self.key == "json" and self.value == "json":
                 raise ValueError(

@@ -40,7 +40,15 @@ def options_of(config: Config) -> PipelineOptions:
 def formats_of(config: Config, schema_ids: SchemaIds | None = None) -> FormatOptions:
     """Return the configuration's formats of keys and values. `schema_ids` asks the registry, for a pipeline."""
     section = config.format
-    found = FormatOptions(section.key, section.value, section.unsigned, section.decimal, section.source, section.registry.subject)
+    found = FormatOptions(
+        section.key,
+        section.value,
+        section.unsigned,
+        section.decimal,
+        section.source,
+        section.envelope,
+        section.registry.subject,
+    )
     return found if schema_ids is None else replace(found, schema_ids=schema_ids)
 
 

@@ -118,6 +118,8 @@ class SpacePieces:
     openings: Openings = OPENINGS
     row_of_key: Encode | None = None
     """Encodes a row of which only the key is known, for the `before` of a `d`; None if such a `before` is null."""
+    shows_before: bool = True
+    """Whether a `u` has the row before."""
     row_plan: RowPlan | None = None
     key_plan: KeyPlan | None = None
     """For the compiled row path, if rows or keys are in Avro."""
@@ -161,6 +163,7 @@ class SpaceEvents:
         self.key, self.key_of, self.rows, self.patch = pieces.key, pieces.key_of, pieces.rows, pieces.patch
         self.table, self.schema, self.openings = pieces.table, pieces.schema, pieces.openings
         self._row_of_key = pieces.row_of_key
+        self.shows_before = pieces.shows_before
         self.row_plan, self.key_plan = pieces.row_plan, pieces.key_plan
         self.changes_by: Literal["row", "image", "nobody"] = "row"
         """Source of `changes`: the row alone, the image, or nothing, if the rows are published in another way."""

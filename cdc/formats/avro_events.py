@@ -27,13 +27,14 @@ _FALSE: Final = NULL + string("false") + string("")
 _TRUE: Final = NULL + string("true") + string("")
 
 
-def _assemble(columns: Sequence[Column]) -> rows.Assemble:
+def assemble(columns: Sequence[Column]) -> rows.Assemble:
+    """Return a function from converted values to a record."""
     writers = [(writer(column.type), column.field.is_optional) for column in columns]
     if not any(is_optional for _, is_optional in writers):
         required = [write for write, _ in writers]
         return lambda values: b"".join([write(value) for write, value in zip(required, values, strict=True)])
 
-    def assemble(values: Sequence[Any]) -> bytes:
+    def in_record(values: Sequence[Any]) -> bytes:
         found = []
         for (write, is_optional), value in zip(writers, values, strict=True):
             if is_optional:
@@ -42,7 +43,7 @@ def _assemble(columns: Sequence[Column]) -> rows.Assemble:
                 found.append(write(value))
         return b"".join(found)
 
-    return assemble
+    return in_record
 
 
 def subject_of(options: FormatOptions, topic: str, kind: str, struct: Struct) -> str:
@@ -51,7 +52,8 @@ def subject_of(options: FormatOptions, topic: str, kind: str, struct: Struct) ->
     return {"topic": f"{topic}-{kind}", "record": name, "topic_record": f"{topic}-{name}"}[options.subject]
 
 
-def _header(options: FormatOptions, topic: str, kind: str, struct: Struct) -> bytes:
+def header(options: FormatOptions, topic: str, kind: str, struct: Struct) -> bytes:
+    """Return what precedes each key or value with this schema."""
     number = options.schema_ids(Registration(subject_of(options, topic, kind, struct), "AVRO", avro_text(struct)))
     return b"\x00" + number.to_bytes(4, "big")
 
@@ -62,10 +64,10 @@ def key_pieces(prefix: str, options: FormatOptions) -> KeyPieces:
     def of_form(form: SpaceForm, topic: str) -> KeyEncoders:
         check_fields(form)
         columns = schemas.key_columns(form, options)
-        header = _header(options, topic, "key", schemas.key_struct(f"{prefix}.{form.name}", columns))
-        assemble = _assemble(columns)
-        plan = header, [column.type.kind for column in columns]
-        return rows.key_encoders(form, columns, lambda values: header + assemble(values), plan)
+        before = header(options, topic, "key", schemas.key_struct(f"{prefix}.{form.name}", columns))
+        in_record = assemble(columns)
+        plan = before, [column.type.kind for column in columns]
+        return rows.key_encoders(form, columns, lambda values: before + in_record(values), plan)
 
     return of_form
 
@@ -91,19 +93,19 @@ class AvroEnvelope(Envelope):
         columns = schemas.columns(form, self._options, has_images=has_images)
         value = schemas.value_struct(name, columns)
         envelope = schemas.envelope(name, value, self._options, has_images=has_images)
-        header = _header(self._options, topic, "value", envelope)
-        assemble = _assemble(columns)
+        before = header(self._options, topic, "value", envelope)
+        in_record = assemble(columns)
         json = RowEncoder(form)
-        row_of_key = None if has_images else rows.row_of_key(form, columns, assemble)
+        row_of_key = None if has_images else rows.row_of_key(form, columns, in_record)
         table, schema = self._source_pieces(form, server_uuid, NULL if has_images else PRESENT + string(server_version or ""))
         return SpacePieces(
             key=json.key,
             key_of=json.key_of,
-            rows=rows.ColumnRows(form, columns, assemble),
+            rows=rows.ColumnRows(form, columns, in_record),
             patch=lambda operations, base: binary(json.patch(operations, base)),
             table=table,
             schema=schema,
-            openings=_openings(header, has_patch=not has_images),
+            openings=_openings(before, has_patch=not has_images),
             row_of_key=row_of_key,
             row_plan=([(column.type.kind, column.field.is_optional) for column in columns], row_of_key is not None),
         )

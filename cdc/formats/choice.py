@@ -8,6 +8,7 @@ from cdc.events.envelope import Envelope, KeyPieces
 from cdc.formats import avro_events, connect_events
 from cdc.formats.avro_events import AvroEnvelope
 from cdc.formats.connect_events import ConnectEnvelope
+from cdc.formats.flat import FlatAvroEnvelope, FlatConnectEnvelope, FlatEnvelope
 from cdc.formats.lean import LeanAvroEnvelope, LeanConnectEnvelope, LeanEnvelope
 from cdc.formats.options import FormatOptions
 
@@ -15,17 +16,21 @@ _KEYS: Final = {"json_schema": connect_events.key_pieces, "avro": avro_events.ke
 _ENVELOPES: Final = {
     ("json_schema", "full"): ConnectEnvelope,
     ("json_schema", "lean"): LeanConnectEnvelope,
+    ("json_schema", "flat"): FlatConnectEnvelope,
     ("avro", "full"): AvroEnvelope,
     ("avro", "lean"): LeanAvroEnvelope,
+    ("avro", "flat"): FlatAvroEnvelope,
 }
+_IN_JSON: Final = {"full": Envelope, "lean": LeanEnvelope, "flat": FlatEnvelope}
 
 
 def new_envelope(version: str, prefix: str, options: FormatOptions) -> Envelope:
     """Return the envelope of a daemon's events: `version` is the daemon's, `prefix` its prefix of topics."""
     keys = _key_pieces(prefix, options)
+    shape = "flat" if options.envelope == "flat" else options.source
     if options.value == "json":
-        return (LeanEnvelope if options.source == "lean" else Envelope)(version, prefix, keys)
-    return _ENVELOPES[options.value, options.source](version, prefix, keys, options)
+        return _IN_JSON[shape](version, prefix, keys)
+    return _ENVELOPES[options.value, shape](version, prefix, keys, options)
 
 
 def _key_pieces(prefix: str, options: FormatOptions) -> KeyPieces | None:

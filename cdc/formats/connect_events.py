@@ -71,16 +71,18 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _assemble(columns: Sequence[Column]) -> rows.Assemble:
+def assemble(columns: Sequence[Column]) -> rows.Assemble:
+    """Return a function from converted values to a JSON object."""
     names = [column.field.name for column in columns]
 
-    def assemble(values: Sequence[Any]) -> bytes:
+    def in_object(values: Sequence[Any]) -> bytes:
         return encode(dict(zip(names, map(_plain, values), strict=True)))
 
-    return assemble
+    return in_object
 
 
-def _opening(struct: Struct) -> bytes:
+def opening(struct: Struct) -> bytes:
+    """Return the beginning of a message with this schema, up to the payload."""
     return b'{"schema":%b,"payload":' % encode(connect_schema(struct))
 
 
@@ -89,8 +91,8 @@ def key_pieces(prefix: str, options: FormatOptions) -> KeyPieces:
 
     def of_form(form: SpaceForm, _: str) -> KeyEncoders:
         columns = schemas.key_columns(form, options)
-        opening, in_object = _opening(schemas.key_struct(f"{prefix}.{form.name}", columns)), _assemble(columns)
-        return rows.key_encoders(form, columns, lambda values: opening + in_object(values) + b"}")
+        beginning, in_object = opening(schemas.key_struct(f"{prefix}.{form.name}", columns)), assemble(columns)
+        return rows.key_encoders(form, columns, lambda values: beginning + in_object(values) + b"}")
 
     return of_form
 
@@ -107,17 +109,17 @@ class ConnectEnvelope(Envelope):
         name = f"{self._prefix}.{form.name}"
         columns = schemas.columns(form, self._options, has_images=has_images)
         value = schemas.value_struct(name, columns)
-        assemble = _assemble(columns)
+        in_object = assemble(columns)
         json = RowEncoder(form)
         table, schema = self._text_pieces(form, server_uuid, server_version)
         return SpacePieces(
             key=json.key,
             key_of=json.key_of,
-            rows=rows.ColumnRows(form, columns, assemble),
+            rows=rows.ColumnRows(form, columns, in_object),
             # The operations are of the type io.debezium.data.Json: a string.
             patch=lambda operations, base: encode(json.patch(operations, base).decode()),
-            openings=_openings(_opening(schemas.envelope(name, value, self._options, has_images=has_images))),
-            row_of_key=None if has_images else rows.row_of_key(form, columns, assemble),
+            openings=_openings(opening(schemas.envelope(name, value, self._options, has_images=has_images))),
+            row_of_key=None if has_images else rows.row_of_key(form, columns, in_object),
             table=table,
             schema=schema,
         )

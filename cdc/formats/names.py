@@ -13,6 +13,12 @@ from typing import Final
 from cdc.errors import ConfigurationError
 from cdc.schema.forms import SpaceForm
 
+OP: Final = "__op"
+DELETED: Final = "__deleted"
+SEQ_NAME: Final = "__source_seq"
+_FLAT: Final = frozenset({OP, DELETED, SEQ_NAME})
+"""Fields that flat events have beside the row's."""
+
 _FOREIGN: Final = re.compile(r"[^A-Za-z0-9_]")
 
 
@@ -62,3 +68,14 @@ def check_spaces(forms: Iterable[SpaceForm]) -> None:
                 "Avro, whose names have letters, digits and underscores only",
                 "Rename one of the spaces, or leave one out with spaces.exclude.",
             )
+
+
+def check_flat(form: SpaceForm) -> None:
+    """Raise ConfigurationError if a field of a space has the name of one that flat events have themselves."""
+    taken = _FLAT.intersection(form.field_names)
+    if taken:
+        raise ConfigurationError(
+            f"space {form.name!r} has a field {min(taken)!r}, which flat events have themselves",
+            'Rename the field in the format of the space (space:format), use format.envelope = "debezium", or leave the space '
+            "out (spaces.exclude).",
+        )

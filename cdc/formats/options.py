@@ -9,6 +9,7 @@ from typing import Final, Literal
 Format = Literal["json", "json_schema", "avro"]
 Unsigned = Literal["long", "decimal", "string"]
 Decimals = Literal["variable", "string"]
+EnvelopeForm = Literal["debezium", "flat"]
 Source = Literal["full", "lean"]
 SubjectStrategy = Literal["topic", "record", "topic_record"]
 
@@ -42,13 +43,14 @@ class FormatOptions:
     unsigned: Unsigned = "long"
     decimal: Decimals = "variable"
     source: Source = "full"
+    envelope: EnvelopeForm = "debezium"
     subject: SubjectStrategy = "topic"
     schema_ids: SchemaIds = _no_registry
 
     @property
     def is_compiled(self) -> bool:
         """Whether the compiled row path makes such events, too."""
-        return self.source == "full" and not {self.key, self.value} - {"json", "avro"}
+        return (self.source, self.envelope) == ("full", "debezium") and not {self.key, self.value} - {"json", "avro"}
 
 
 JSON_FORMATS: Final = FormatOptions()

@@ -8,28 +8,47 @@ stands may be in the source, and it is if the rest of the event, read from there
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final
 
-from cdc.formats.avro_values import string
+from cdc.formats.avro_values import PRESENT, string
 
 _CONNECTOR: Final = string("tarantool")
 _HEADER_BYTES: Final = 5
+_FLAT: Final = re.compile(rb"\x02[crudt](?:\x0afalse|\x08true)")
+"""The first two fields of a flat event."""
 _VARINT_BITS_MAX: Final = 64
 
 
 def source_of(value: bytes) -> dict[str, Any] | None:
     """Return the fields `name`, `seq`, `schema_version` and `snapshot_id` of an event's source, and possibly others.
 
-    None if the value isn't an event.
+    A flat event has only `seq`. None if the value isn't an event.
     """
     if value[:1] == b"\x00":
-        return _avro_source(value)
+        return _avro_source(value) or _flat_avro_source(value)
     try:
         event = json.loads(value)
-        source = (event["payload"] if "payload" in event and "schema" in event else event)["source"]
+        event = event["payload"] if "payload" in event and "schema" in event else event
+        if "__source_seq" in event:
+            return {"seq": event["__source_seq"]}
+        source = event["source"]
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
     return source if isinstance(source, dict) else None
+
+
+def _flat_avro_source(value: bytes) -> dict[str, Any] | None:
+    """Return the seq with which a flat event ends: all its bytes but the last have the highest bit, the one before it hasn't."""
+    begin = len(value) - 1
+    while begin > _HEADER_BYTES and value[begin - 1] & 0x80:
+        begin -= 1
+    if not _FLAT.match(value, _HEADER_BYTES) or value[begin - 1 : begin] != PRESENT:
+        return None
+    try:
+        return {"seq": _Reader(value, begin).seq()}
+    except (IndexError, ValueError):
+        return None
 
 
 def _avro_source(value: bytes) -> dict[str, Any] | None:
@@ -94,6 +113,12 @@ class _Reader:
         self._optional_long()
         self._end()
         return source
+
+    def seq(self) -> int:
+        """Return the number with which the event ends."""
+        number = self._long()
+        self._end()
+        return number
 
     def _end(self) -> None:
         if self._at != len(self._data):

@@ -15,7 +15,7 @@ Fields outside of the key are optional in spaces without images, because the `be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cdc.formats.keys import key_type
@@ -118,12 +118,13 @@ class Column:
     type: ValueType
 
 
-def columns(form: SpaceForm, options: FormatOptions, *, has_images: bool) -> tuple[Column, ...]:
+def columns(form: SpaceForm, options: FormatOptions, *, has_images: bool, all_optional: bool = False) -> tuple[Column, ...]:
     """Return the fields of a space's rows: those of its format, and those that its primary key needs beyond it."""
     in_key = {part.field for part in form.key_parts}
-    found = [
-        _column(form, place, options, is_key=place in in_key, has_images=has_images) for place in range(_count(form, in_key))
-    ]
+    places = range(_count(form, in_key))
+    found = (_column(form, place, options, is_key=place in in_key, has_images=has_images) for place in places)
+    if all_optional:
+        found = (replace(one, field=replace(one.field, is_optional=True)) for one in found)
     return tuple(found)
 
 

@@ -68,7 +68,7 @@ class ImageChanges:
     def __init__(self, space: SpaceEvents, images: Images) -> None:
         """Raises UnkeyableError if this space's keys can't be stored. Rows stored under other keys must have been cleared."""
         self.space = space
-        self._openings = space.openings
+        self._openings, self._shows_before = space.openings, space.shows_before
         self._images = images
         codec = images.codec(space.form)
         images.use_form(space.form)
@@ -106,6 +106,8 @@ class ImageChanges:
         openings = self._openings
         if before is None:
             return openings.create, content
+        if not self._shows_before:
+            return openings.update, content
         row = self._row(before)
         return (openings.update, content) if row is None else (openings.update_image, row + openings.after + content)
 

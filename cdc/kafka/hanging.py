@@ -150,7 +150,8 @@ def _source_of(key: bytes | None, value: bytes | None, name: str) -> dict[str, A
     if value is None:
         return {"seq": 0} if key == FILLER_KEY else None
     source = source_of(value)
-    is_own = source is not None and source.get("name") == name and type(source.get("seq")) is int
+    # A flat event doesn't say whose it is; only the daemon writes to its topics.
+    is_own = source is not None and source.get("name", name) == name and type(source.get("seq")) is int
     return source if is_own else None
 
 
@@ -163,20 +164,17 @@ def _numbers_of(source: Mapping[str, Any]) -> Numbers:
 def last_writers(consumer: Consumer, ends: Mapping[Place, int]) -> dict[str, set[str | None]]:
     """Return, by topic, `source.name` of the last records before these ends; None stands for records that have none.
 
-    Records without a value say nothing. Consumer and errors as in `newest_seq`.
+    Records without a value, and flat events, say nothing. Consumer and errors as in `newest_seq`.
     """
     starts = {place: max(0, end - _TAIL_OFFSETS) for place, end in ends.items() if end}
     found: dict[str, set[str | None]] = {topic: set() for topic, _ in ends}
     for place, message in _messages(consumer, starts, set(starts)):
         value = message.value()
         if value is not None:
-            found[place[0]].add(_source_name(value))
+            source = source_of(value) or {"name": None}
+            if "name" in source:
+                found[place[0]].add(source["name"] if isinstance(source["name"], str) else None)
     return found
-
-
-def _source_name(value: bytes) -> str | None:
-    name = (source_of(value) or {}).get("name")
-    return name if isinstance(name, str) else None
 
 
 def _events(

@@ -15,7 +15,7 @@ from cdc.errors import KeysChangedError, UnkeyableError, UnseenRowsError
 from cdc.events import topics
 from cdc.events.envelope import Envelope, SpaceEvents
 from cdc.events.topics import SpaceFilter
-from cdc.formats.names import check_fields, check_spaces
+from cdc.formats.names import check_fields, check_flat, check_spaces
 from cdc.images.image_events import VINYL_CHECKS_SINCE, ImageChanges
 from cdc.images.overlay import Images
 from cdc.positions.position import Position
@@ -234,6 +234,9 @@ class Spaces:
             check_spaces(forms)
             for form in forms:
                 check_fields(form)
+        if self._formats.envelope == "flat":
+            for form in self.published_forms():
+                check_flat(form)
 
     def is_left_out(self, form: SpaceForm) -> bool:
         """Return whether a formerly published space exists unchanged, and only the configuration leaves it out now."""

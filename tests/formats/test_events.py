@@ -13,6 +13,7 @@ from uuid import UUID
 import fastavro
 import pytest
 
+from cdc.errors import ConfigurationError
 from cdc.formats.options import Format
 from cdc.formats.reading import source_of
 from cdc.protocol.extensions import Datetime, Interval
@@ -219,6 +220,71 @@ def row_size(ids: Ids, value: Format, one: bytes) -> Callable[[Any], int]:
         return len(out.getvalue())
 
     return size
+
+
+def as_flat(event: dict[str, Any] | None) -> Any:
+    """A flat event of an event."""
+    if event is None:
+        return None
+    row = event["after"] or event["before"] or {}
+    deleted = "true" if event["op"] == "d" else "false"
+    return {"__op": event["op"], "__deleted": deleted, **row, "__source_seq": event["source"]["seq"]}
+
+
+@pytest.mark.parametrize("value", ["json", "json_schema", "avro"])
+def test_flat_events(value: Format) -> None:
+    ids = Ids()
+    plain = published(master_with_users(), work, ids, images=True, key="json", value="json")
+    found = published(master_with_users(), work, ids, images=True, key="json", value=value, envelope="flat")
+    assert [(topic, key) for topic, key, _ in found] == [(topic, key) for topic, key, _ in plain]
+    for (_, _, one), (_, _, plain_one) in zip(found, plain, strict=True):
+        wanted = as_flat(json_of(plain_one) if value == "json" else as_event(json_of(plain_one)))
+        assert without_nulls(reader(ids, value)(one)) == without_nulls(wanted)
+        if one is not None:
+            assert source_of(one) == {"seq": wanted["__source_seq"]}
+
+
+@pytest.mark.parametrize("value", ["json", "json_schema", "avro"])
+def test_flat_events_of_rows_that_end_like_numbers(value: Format) -> None:
+    """A reader that doesn't know the schema finds the seq all the same."""
+    master = Master("2.11")
+    master.create_space("users", [{"name": "id", "type": "unsigned"}, {"name": "data", "type": "varbinary"}])
+
+    def more(changed: Master) -> None:
+        for number in range(200):
+            changed.insert("users", number, bytes([number, 0x82, 0xFF]))
+
+    found = published(master, more, Ids(), images=True, key="json", value=value, envelope="flat")
+    assert [source_of(one) for _, _, one in found] == [{"seq": seq} for seq in range(1, 201)]
+
+
+@pytest.mark.parametrize("value", ["json", "json_schema", "avro"])
+def test_a_space_with_a_collation_has_flat_rows_but_no_flat_updates(value: Format) -> None:
+    master = Master("2.11")
+    fields = [{"name": "id", "type": "string"}, {"name": "n", "type": "unsigned", "is_nullable": True}]
+    master.create_space("users", fields, parts=[{"field": 0, "type": "string", "collation": 1}])
+
+    def more(changed: Master) -> None:
+        changed.insert("users", "a", 1)
+        changed.update("users", ["a"], ["=", 2, 5])
+        changed.delete("users", "a")
+
+    ids = Ids()
+    found = published(master, more, ids, images=True, key="json", value=value, envelope="flat")
+    rows = [reader(ids, value)(one) for topic, _, one in found if topic == "shop.users"]
+    assert [without_nulls(row) for row in rows[:2]] == [
+        {"__op": "c", "__deleted": "false", "id": "a", "n": 1, "__source_seq": 1},
+        {"__op": "d", "__deleted": "true", "id": "a", "__source_seq": 2},
+    ]
+    (letter,) = [json_of(one) for topic, _, one in found if topic == "shop.dlq"]
+    assert "can't be a flat event" in letter["error"]
+
+
+def test_a_field_that_flat_events_have_themselves_is_refused() -> None:
+    master = Master("2.11")
+    master.create_space("users", [{"name": "id", "type": "unsigned"}, {"name": "__op", "type": "string", "is_nullable": True}])
+    with pytest.raises(ConfigurationError, match="has a field '__op', which flat events have themselves"):
+        published(master, lambda m: m.insert("users", 1), Ids(), images=True, key="json", value="json", envelope="flat")
 
 
 def test_names_are_those_of_debeziums_tools() -> None:

@@ -22,7 +22,7 @@ _OTHER_DESCRIPTORS: Final = 500
 
 def tap(config: Config, to: str | None) -> None:
     """Serve TAP clients, and keep the memcached at `to` filled. Raises the error that an operator must see."""
-    wanted = {"key": "json", "value": "json", "source": "full"}
+    wanted = {"key": "json", "value": "json", "envelope": "debezium", "source": "full"}
     for name, needed in wanted.items():
         if getattr(config.format, name) != needed:
             raise ConfigurationError(
