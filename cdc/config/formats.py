@@ -11,6 +11,9 @@ from pydantic import Field, SecretStr, field_serializer, model_validator
 from cdc.config.password_file import password_in
 from cdc.config.section import Section
 
+_REGISTERED: Final = frozenset({"avro", "json_schema_registry"})
+"""Formats whose messages name a schema by the id that a registry has given it."""
+
 _OWN_PROPERTIES: Final = frozenset({"url", "timeout", "max.retries", "cache.capacity", "cache.latest.ttl.sec"})
 _PATH_PROPERTIES: Final = ("ssl.ca.location", "ssl.certificate.location", "ssl.key.location")
 """Keys of `format.registry.properties` whose values are paths of files."""
@@ -78,11 +81,11 @@ class RegistrySection(Section):
 class FormatSection(Section):
     """Format of the events."""
 
-    key: Literal["json", "json_schema", "avro"] = "json"
-    """Encoding of keys. `json_schema`: `{"schema":…,"payload":…}`, as Kafka Connect's JsonConverter reads it; `avro`: Confluent's
-    form, with a registry."""
-    value: Literal["json", "json_schema", "avro"] = "json"
-    """Encoding of values, independent of the keys'. `json_schema` is made by the Python row path."""
+    key: Literal["json", "json_schema", "avro", "json_schema_registry"] = "json"
+    """Encoding of keys. `json_schema`: `{"schema":…,"payload":…}`, as Kafka Connect's JsonConverter reads it; `avro` and
+    `json_schema_registry`: Avro, and JSON, in Confluent's wire form, whose schemas a registry has."""
+    value: Literal["json", "json_schema", "avro", "json_schema_registry"] = "json"
+    """Encoding of values, independent of the keys'. The compiled row path makes `json` and `avro`, the Python one the others."""
     envelope: Literal["debezium", "flat"] = "debezium"
     """Form of the values. `flat`: the row's fields with `__op`, `__deleted` and `__source_seq` (docs/events.md), made by the
     Python row path."""
@@ -105,13 +108,13 @@ class FormatSection(Section):
     @property
     def needs_registry(self) -> bool:
         """Whether keys or values refer to schemas in a registry."""
-        return "avro" in (self.key, self.value)
+        return bool({self.key, self.value} & _REGISTERED)
 
     @model_validator(mode="after")
     def _fit_together(self) -> FormatSection:
         if self.needs_registry and self.registry.url is None:
-            name = "value" if self.value == "avro" else "key"
-            raise ValueError(f'{name} = "avro" needs the registry\'s address: set url in [format.registry]')
+            name = "value" if self.value in _REGISTERED else "key"
+            raise ValueError(f'{name} = "{getattr(self, name)}" needs the registry\'s address: set url in [format.registry]')
         if self.envelope == "flat" and self.source != "full":
             raise ValueError('source has no effect with envelope = "flat", whose events have no source: leave source out')
         for key in ("unsigned", "decimal"):

@@ -14,11 +14,11 @@ from typing import Any, Final
 from cdc.events.envelope import Envelope, KeyEncoders, KeyPieces, Openings, SharedPieces, SpaceEvents, SpacePieces
 from cdc.events.row_encoder import RowEncoder
 from cdc.formats import rows, schemas
-from cdc.formats.avro_schema import avro_text
 from cdc.formats.avro_values import NULL, PRESENT, binary, long, long_by_text, string, writer
-from cdc.formats.names import check_fields, cleaned_path
-from cdc.formats.options import FormatOptions, Registration
-from cdc.formats.schemas import Column, Struct
+from cdc.formats.names import check_fields
+from cdc.formats.options import FormatOptions
+from cdc.formats.schemas import Column
+from cdc.formats.wire import header
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import SpaceForm
 
@@ -46,25 +46,13 @@ def assemble(columns: Sequence[Column]) -> rows.Assemble:
     return in_record
 
 
-def subject_of(options: FormatOptions, topic: str, kind: str, struct: Struct) -> str:
-    """Return the subject under which a schema is registered; `kind` is key or value."""
-    name = cleaned_path(struct.name)
-    return {"topic": f"{topic}-{kind}", "record": name, "topic_record": f"{topic}-{name}"}[options.subject]
-
-
-def header(options: FormatOptions, topic: str, kind: str, struct: Struct) -> bytes:
-    """Return what precedes each key or value with this schema."""
-    number = options.schema_ids(Registration(subject_of(options, topic, kind, struct), "AVRO", avro_text(struct)))
-    return b"\x00" + number.to_bytes(4, "big")
-
-
 def key_pieces(prefix: str, options: FormatOptions) -> KeyPieces:
     """Return the function that makes the encoders of a form's keys."""
 
     def of_form(form: SpaceForm, topic: str) -> KeyEncoders:
         check_fields(form)
         columns = schemas.key_columns(form, options)
-        before = header(options, topic, "key", schemas.key_struct(f"{prefix}.{form.name}", columns))
+        before = header(options, topic, "key", schemas.key_struct(f"{prefix}.{form.name}", columns), "AVRO")
         in_record = assemble(columns)
         plan = before, [column.type.kind for column in columns]
         return rows.key_encoders(form, columns, lambda values: before + in_record(values), plan)
@@ -93,7 +81,7 @@ class AvroEnvelope(Envelope):
         columns = schemas.columns(form, self._options, has_images=has_images)
         value = schemas.value_struct(name, columns)
         envelope = schemas.envelope(name, value, self._options, has_images=has_images)
-        before = header(self._options, topic, "value", envelope)
+        before = header(self._options, topic, "value", envelope, "AVRO")
         in_record = assemble(columns)
         json = RowEncoder(form)
         row_of_key = None if has_images else rows.row_of_key(form, columns, in_record)

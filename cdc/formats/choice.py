@@ -7,16 +7,23 @@ from typing import Final
 from cdc.events.envelope import Envelope, KeyPieces
 from cdc.formats import avro_events, connect_events
 from cdc.formats.avro_events import AvroEnvelope
-from cdc.formats.connect_events import ConnectEnvelope
-from cdc.formats.flat import FlatAvroEnvelope, FlatConnectEnvelope, FlatEnvelope
-from cdc.formats.lean import LeanAvroEnvelope, LeanConnectEnvelope, LeanEnvelope
+from cdc.formats.connect_events import ConnectEnvelope, RegisteredJsonEnvelope
+from cdc.formats.flat import FlatAvroEnvelope, FlatConnectEnvelope, FlatEnvelope, FlatRegisteredJsonEnvelope
+from cdc.formats.lean import LeanAvroEnvelope, LeanConnectEnvelope, LeanEnvelope, LeanRegisteredJsonEnvelope
 from cdc.formats.options import FormatOptions
 
-_KEYS: Final = {"json_schema": connect_events.key_pieces, "avro": avro_events.key_pieces}
+_KEYS: Final = {
+    "json_schema": connect_events.key_pieces,
+    "json_schema_registry": connect_events.registered_key_pieces,
+    "avro": avro_events.key_pieces,
+}
 _ENVELOPES: Final = {
     ("json_schema", "full"): ConnectEnvelope,
     ("json_schema", "lean"): LeanConnectEnvelope,
     ("json_schema", "flat"): FlatConnectEnvelope,
+    ("json_schema_registry", "full"): RegisteredJsonEnvelope,
+    ("json_schema_registry", "lean"): LeanRegisteredJsonEnvelope,
+    ("json_schema_registry", "flat"): FlatRegisteredJsonEnvelope,
     ("avro", "full"): AvroEnvelope,
     ("avro", "lean"): LeanAvroEnvelope,
     ("avro", "flat"): FlatAvroEnvelope,

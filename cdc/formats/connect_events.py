@@ -1,5 +1,7 @@
 """Keys and events as Kafka Connect's JsonConverter writes them with schemas: {"schema":…,"payload":…}.
 
+If a registry has the schema, the payload alone is written, in Confluent's wire form.
+
 An event's payload is the same envelope as without a schema, except for the values of rows, which have the types of the schema.
 """
 
@@ -17,6 +19,7 @@ from cdc.formats import rows, schemas
 from cdc.formats.options import FormatOptions
 from cdc.formats.schemas import Column, LongByText, Struct, StructField
 from cdc.formats.types import VARIABLE_SCALE_DECIMAL, Scaled, ValueType, twos_complement
+from cdc.formats.wire import header
 from cdc.schema.forms import SpaceForm
 
 _SCALED: Final = (
@@ -97,6 +100,18 @@ def key_pieces(prefix: str, options: FormatOptions) -> KeyPieces:
     return of_form
 
 
+def registered_key_pieces(prefix: str, options: FormatOptions) -> KeyPieces:
+    """Return the function that makes the encoders of a form's keys, whose schemas a registry has."""
+
+    def of_form(form: SpaceForm, topic: str) -> KeyEncoders:
+        columns = schemas.key_columns(form, options)
+        struct, in_object = schemas.key_struct(f"{prefix}.{form.name}", columns), assemble(columns)
+        beginning = header(options, topic, "key", struct, "JSON")
+        return rows.key_encoders(form, columns, lambda values: beginning + in_object(values))
+
+    return of_form
+
+
 class ConnectEnvelope(Envelope):
     """Events with a schema block."""
 
@@ -104,11 +119,19 @@ class ConnectEnvelope(Envelope):
         super().__init__(version, prefix, keys)
         self._options = options
 
-    def _value_pieces(self, form: SpaceForm, _: str, server_uuid: str, server_version: str | None) -> SpacePieces:
+    _end: bytes = b"}"
+    """What follows the payload."""
+
+    def _beginning(self, struct: Struct, topic: str) -> bytes:  # noqa: ARG002
+        """Return what precedes the payload of an event with this schema."""
+        return opening(struct)
+
+    def _value_pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:
         has_images = server_version is None
         name = f"{self._prefix}.{form.name}"
         columns = schemas.columns(form, self._options, has_images=has_images)
         value = schemas.value_struct(name, columns)
+        envelope = schemas.envelope(name, value, self._options, has_images=has_images)
         in_object = assemble(columns)
         json = RowEncoder(form)
         table, schema = self._text_pieces(form, server_uuid, server_version)
@@ -118,7 +141,7 @@ class ConnectEnvelope(Envelope):
             rows=rows.ColumnRows(form, columns, in_object),
             # The operations are of the type io.debezium.data.Json: a string.
             patch=lambda operations, base: encode(json.patch(operations, base).decode()),
-            openings=_openings(opening(schemas.envelope(name, value, self._options, has_images=has_images))),
+            openings=_openings(self._beginning(envelope, topic)),
             row_of_key=None if has_images else rows.row_of_key(form, columns, in_object),
             table=table,
             schema=schema,
@@ -126,12 +149,21 @@ class ConnectEnvelope(Envelope):
 
     def batch_time(self, now_us: int) -> bytes:
         """Do as Envelope.batch_time, and close the object around the payload."""
-        return super().batch_time(now_us) + b"}"
+        return super().batch_time(now_us) + self._end
 
     def snapshot_pieces(self, space: SpaceEvents, snapshot_id: int, vclock: bytes, now_us: int) -> tuple[bytes, bytes]:
         """Do as Envelope.snapshot_pieces, and close the object around the payload."""
         before, after = super().snapshot_pieces(space, snapshot_id, vclock, now_us)
-        return before, after + b"}"
+        return before, after + self._end
+
+
+class RegisteredJsonEnvelope(ConnectEnvelope):
+    """The same payload in Confluent's wire form: a registry has the schema, as JSON Schema."""
+
+    _end = b""
+
+    def _beginning(self, struct: Struct, topic: str) -> bytes:
+        return header(self._options, topic, "value", struct, "JSON")
 
 
 def _openings(schema: bytes) -> Openings:

@@ -20,6 +20,7 @@ from cdc.formats.avro_values import PRESENT, long, string
 from cdc.formats.names import DELETED, OP, SEQ_NAME, check_fields, check_flat
 from cdc.formats.schemas import Column, Struct, StructField
 from cdc.formats.types import INT64, STRING
+from cdc.formats.wire import header
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import SpaceForm
 
@@ -149,8 +150,12 @@ class FlatConnectEnvelope(connect_events.ConnectEnvelope, FlatEnvelope):
             RowEncoder(form),
             _Bare(rows.ColumnRows(form, columns, assemble)),
             None if row_of_key is None else _bare(row_of_key),
-            connect_events.opening(_struct(f"{self._prefix}.{form.name}", columns)),
+            self._beginning(_struct(f"{self._prefix}.{form.name}", columns), topic),
         )
+
+
+class FlatRegisteredJsonEnvelope(FlatConnectEnvelope, connect_events.RegisteredJsonEnvelope):
+    """Flat events as JSON whose schema a registry has."""
 
 
 class FlatAvroEnvelope(avro_events.AvroEnvelope):
@@ -161,10 +166,10 @@ class FlatAvroEnvelope(avro_events.AvroEnvelope):
         check_flat(form)
         columns = schemas.columns(form, self._options, has_images=server_version is None, all_optional=True)
         assemble = avro_events.assemble(columns)
-        header = avro_events.header(self._options, topic, "value", _struct(f"{self._prefix}.{form.name}", columns))
+        before = header(self._options, topic, "value", _struct(f"{self._prefix}.{form.name}", columns), "AVRO")
         nothing = assemble([None] * len(columns))
         json = RowEncoder(form)
-        openings = _openings(lambda op, deleted: header + string(op) + string(deleted))
+        openings = _openings(lambda op, deleted: before + string(op) + string(deleted))
         return SpacePieces(
             key=json.key,
             key_of=json.key_of,

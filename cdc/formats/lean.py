@@ -12,7 +12,7 @@ from cdc.events.envelope import SEQ, Envelope, KeyPieces, SharedPieces, SpaceEve
 from cdc.events.json_values import encode
 from cdc.formats.avro_events import AvroEnvelope
 from cdc.formats.avro_values import NULL, PRESENT, long, string
-from cdc.formats.connect_events import ConnectEnvelope
+from cdc.formats.connect_events import ConnectEnvelope, RegisteredJsonEnvelope
 from cdc.formats.options import FormatOptions
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import SpaceForm
@@ -64,6 +64,10 @@ class _LeanText:
 
 class LeanConnectEnvelope(ConnectEnvelope, LeanEnvelope):
     """Events with a schema block."""
+
+
+class LeanRegisteredJsonEnvelope(RegisteredJsonEnvelope, LeanEnvelope):
+    """Events as JSON whose schema a registry has."""
 
 
 class LeanAvroEnvelope(AvroEnvelope):

@@ -6,23 +6,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Format = Literal["json", "json_schema", "avro"]
+Format = Literal["json", "json_schema", "avro", "json_schema_registry"]
+Kind = Literal["AVRO", "JSON"]
+"""Kind of a schema, as registries call it."""
 Unsigned = Literal["long", "decimal", "string"]
 Decimals = Literal["variable", "string"]
 EnvelopeForm = Literal["debezium", "flat"]
 Source = Literal["full", "lean"]
 SubjectStrategy = Literal["topic", "record", "topic_record"]
 
-REGISTERED: Final = frozenset({"avro"})
-"""Formats whose messages name a schema by the id that a registry has given it."""
-
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """A schema as a registry must have it: the subject, the kind of schema as registries call it, and the schema's text."""
+    """A schema as a registry must have it: the subject, the kind, and the schema's text."""
 
     subject: str
-    kind: Literal["AVRO"]
+    kind: Kind
     text: str
 
 

@@ -25,7 +25,9 @@ def source_of(value: bytes) -> dict[str, Any] | None:
 
     A flat event has only `seq`. None if the value isn't an event.
     """
-    if value[:1] == b"\x00":
+    if value[:1] == b"\x00" and value[_HEADER_BYTES : _HEADER_BYTES + 1] == b"{":
+        value = value[_HEADER_BYTES:]
+    elif value[:1] == b"\x00":
         return _avro_source(value) or _flat_avro_source(value)
     try:
         event = json.loads(value)

@@ -152,7 +152,12 @@ class FakeRegistry:
 
     def _is_compatible(self, subject: str, text: str) -> bool:
         """Whether who knows the new schema can read what was written with the subject's latest one."""
-        return self.compatibility == "NONE" or _reads(json.loads(text), json.loads(self.subjects[subject][-1]), {}, {})
+        reader, writer = json.loads(text), json.loads(self.subjects[subject][-1])
+        if self.compatibility == "NONE":
+            return True
+        if "properties" in reader:  # JSON Schema: a closed object may get fields
+            return not reader["additionalProperties"] and not writer["properties"].keys() - reader["properties"].keys()
+        return _reads(reader, writer, {}, {})
 
 
 def _reads(reader: Any, writer: Any, known: dict[str, Any], written: dict[str, Any]) -> bool:

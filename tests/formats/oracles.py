@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 from typing import Any
 
 import fastavro
+import jsonschema
 
 from cdc.formats.options import Format, FormatOptions, Registration
 from cdc.stream.batch import Broadcast
@@ -29,15 +31,38 @@ class Ids:
         return self.schemas.index(wanted) + 1
 
     def read(self, data: bytes | None) -> Any:
-        """What is written in Confluent's form, read by fastavro; nothing may be left over."""
+        """What is written in Confluent's form, read by fastavro, or checked by jsonschema; nothing may be left over."""
         if data is None:
             return None
         assert data[0] == 0
-        schema = fastavro.parse_schema(json.loads(self.schemas[int.from_bytes(data[1:5], "big") - 1].text))
+        wanted = self.schemas[int.from_bytes(data[1:5], "big") - 1]
+        if wanted.kind == "JSON":
+            document, value = json.loads(wanted.text), json.loads(data[5:])
+            jsonschema.Draft7Validator.check_schema(document)
+            jsonschema.validate(value, document)
+            return documented(document, value, document.get("definitions", {}))
+        schema = fastavro.parse_schema(json.loads(wanted.text))
         rest = io.BytesIO(data[5:])
         found = fastavro.schemaless_reader(rest, schema, None)
         assert not rest.read()
         return found
+
+
+def documented(schema: dict[str, Any], value: Any, definitions: dict[str, Any]) -> Any:
+    """A value with its binary parts decoded, as its JSON Schema says."""
+    if value is None:
+        return None
+    if "oneOf" in schema:
+        schema = schema["oneOf"][1]
+    if "allOf" in schema:
+        (schema,) = schema["allOf"]
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    if schema.get("connect.type") == "bytes":
+        return base64.b64decode(value, validate=True)
+    if "properties" in schema:
+        return {name: documented(schema["properties"][name], one, definitions) for name, one in value.items()}
+    return value
 
 
 def published(master: Master, work: Any, ids: Ids, *, images: bool, key: Format, value: Format, **options: Any) -> list[Any]:

@@ -89,6 +89,20 @@ def test_a_schema_must_be_there_if_it_is_not_to_be_registered(any_registry: HasU
     assert asked.id_of(wanted) == found
 
 
+def test_json_schemas_are_registered_too(any_registry: HasUrl) -> None:
+    name = subject()
+
+    def document(*fields: str) -> Registration:
+        shown = {field: {"oneOf": [{"type": "null"}, {"type": "string"}]} for field in fields}
+        whole = {"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "title": "x", "properties": shown}
+        return Registration(name, "JSON", json.dumps(whole | {"additionalProperties": False}))
+
+    asked = questions(any_registry)
+    first = asked.id_of(document("a"))
+    assert asked.id_of(document("a", "b")) != first
+    assert asked.id_of(document("a")) == first
+
+
 def test_a_schema_that_is_none_is_refused(any_registry: HasUrl) -> None:
     if isinstance(any_registry, FakeRegistry):
         any_registry.failure = (422, {"error_code": 42201, "message": "Invalid Avro schema"})
