@@ -115,7 +115,7 @@ CLOCKS: Final = re.compile(r"(datetime|date)\.(now|today|utcnow)\(|(open|print|i
 
 Documented = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
-ARROWS_MAX: Final = 104
+ARROWS_MAX: Final = 106
 """A ratchet: which rooms know which. Lower it when there are fewer."""
 
 LINES_MAX: Final = 490

@@ -18,9 +18,10 @@ from cdc.commands.check_start import Finding
 from cdc.config import Config
 from cdc.daemon import admission
 from cdc.daemon.admission import StateDirectoryLock
-from cdc.daemon.start import options_of, supposed_before
+from cdc.daemon.start import formats_of, options_of, supposed_before
 from cdc.errors import CdcError, ConfigurationError, Remedy
 from cdc.events import topics
+from cdc.formats.names import check_names
 from cdc.kafka import checkpoint_topic, rights, topic_settings
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.topic_admin import cluster_id, list_topics
@@ -54,6 +55,7 @@ def check(config: Config, say: Say) -> bool:
         settings = topic_settings.read(admin, [name for name in names if name in existing])
         findings += check_start.of_settings(config, settings)
     keys = {finding.key for finding in findings if finding.is_failure}
+    findings += check_start.of_registry(config)
     findings += check_start.of_state_path(config, stored, is_running="name" in keys)
     findings += of_store
     findings += check_start.of_lost_forms(config, stored, in_store)
@@ -158,6 +160,11 @@ def _published(
     is_published = options_of(config).space_filter()
     names = topics.TopicNames(config.kafka.topic_prefix)
     wanted = []
+    published = [form for form in schema.forms() if is_published(form.space_id, form.name) and form.is_replicated]
+    try:
+        check_names(published, formats_of(config))
+    except ConfigurationError as error:
+        yield Finding("spaces", str(error))
     for form in schema.forms():
         if is_published(form.space_id, form.name) and form.is_replicated:
             try:

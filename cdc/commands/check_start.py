@@ -32,6 +32,7 @@ from cdc.ops import asking
 from cdc.ops.http import try_to_listen
 from cdc.positions.position import Position
 from cdc.protocol.ballot import Ballot
+from cdc.registry.questions import Questions, RegistryRefusal
 from cdc.store import numbers_file
 from cdc.store.files import has_data, in_use, is_held_by_daemon, is_locked, translate_denials
 from cdc.store.store import StateStore
@@ -84,6 +85,21 @@ def of_kafka(config: Config, stored: Checkpoint, store: Position | None = None) 
         yield Finding("state.path", str(in_use(directory)))
         return
     yield from _failure("name", lambda: _check_alone(config, stored))
+
+
+def of_registry(config: Config) -> Iterator[Finding]:
+    """Yield a finding if the registry of schemas can't be used, and a line if it can."""
+    if not config.format.needs_registry:
+        return
+    registry = config.format.registry
+    try:
+        Questions(registry.client_settings(), auto_register=registry.auto_register).reach()
+    except RegistryRefusal as refusal:
+        yield Finding("format.registry", refusal.sentence, may_heal=True)
+    except CdcError as error:
+        yield Finding("format.registry", str(error))
+    else:
+        yield Finding("format.registry", f"{registry.url} answers", is_failure=False, is_well=True)
 
 
 def of_joins(config: Config, ballots: Collection[Ballot]) -> Iterator[Finding]:

@@ -7,10 +7,11 @@ one: then the rows of one field, or of one space, could be taken for the other's
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Final
 
 from cdc.errors import ConfigurationError
+from cdc.formats.options import FormatOptions
 from cdc.schema.forms import SpaceForm
 
 OP: Final = "__op"
@@ -79,3 +80,14 @@ def check_flat(form: SpaceForm) -> None:
             'Rename the field in the format of the space (space:format), use format.envelope = "debezium", or leave the space '
             "out (spaces.exclude).",
         )
+
+
+def check_names(forms: Collection[SpaceForm], options: FormatOptions) -> None:
+    """Raise ConfigurationError if these formats have no names of their own for the spaces, or for their fields."""
+    if "avro" in (options.key, options.value):
+        check_spaces(forms)
+        for form in forms:
+            check_fields(form)
+    if options.envelope == "flat":
+        for form in forms:
+            check_flat(form)

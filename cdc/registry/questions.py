@@ -57,6 +57,10 @@ class Questions:
         self._library = _library()
         self._client: Any = self._new_client()
 
+    def reach(self) -> None:
+        """Raise RegistryRefusal if the registry doesn't answer this user."""
+        self._ask(Registration("", "AVRO", ""), lambda client: client.get_subjects())
+
     def id_of(self, wanted: Registration) -> int:
         """Return the id of a schema, registering it if need be. Raises RegistryRefusal."""
         schema = self._library.Schema(wanted.text, wanted.kind)

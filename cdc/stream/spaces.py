@@ -15,7 +15,7 @@ from cdc.errors import KeysChangedError, UnkeyableError, UnseenRowsError
 from cdc.events import topics
 from cdc.events.envelope import Envelope, SpaceEvents
 from cdc.events.topics import SpaceFilter
-from cdc.formats.names import check_fields, check_flat, check_spaces
+from cdc.formats.names import check_names
 from cdc.images.image_events import VINYL_CHECKS_SINCE, ImageChanges
 from cdc.images.overlay import Images
 from cdc.positions.position import Position
@@ -90,7 +90,7 @@ class Spaces:
         self._formats = surroundings.options.formats
         for form in self.published_forms() if images is not None else ():
             check_types(form)
-        self._check_schema_names()
+        check_names(self.published_forms(), self._formats)
         # Spaces that got an unpublished name in the current transaction, and have no rows under it so far.
         self._newly_unpublished: dict[int, str | None] = {}
 
@@ -212,7 +212,7 @@ class Spaces:
             if change.kind is ChangeKind.DROP or change.previous_name is not None:
                 self._names.release(change.form.space_id)
         if changes:
-            self._check_schema_names()
+            check_names(self.published_forms(), self._formats)
         position = replace(position, seq=self._builder.seq)
         for change in changes:
             form = change.form
@@ -226,17 +226,6 @@ class Spaces:
             self._builder.control(topics.SCHEMA, *self._envelope.schema_record(change, position, now_us, changed_by))
         for space_id in touched:
             self._builder.stored[space_id] = self.schema.stored(space_id)
-
-    def _check_schema_names(self) -> None:
-        """Raise ConfigurationError if names of fields, or of spaces, become one in a format that doesn't keep all names."""
-        if "avro" in (self._formats.key, self._formats.value):
-            forms = self.published_forms()
-            check_spaces(forms)
-            for form in forms:
-                check_fields(form)
-        if self._formats.envelope == "flat":
-            for form in self.published_forms():
-                check_flat(form)
 
     def is_left_out(self, form: SpaceForm) -> bool:
         """Return whether a formerly published space exists unchanged, and only the configuration leaves it out now."""
