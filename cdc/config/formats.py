@@ -11,7 +11,7 @@ from pydantic import Field, SecretStr, field_serializer, model_validator
 from cdc.config.password_file import password_in
 from cdc.config.section import Section
 
-_REGISTERED: Final = frozenset({"avro", "json_schema_registry"})
+_REGISTERED: Final = frozenset({"avro", "protobuf", "json_schema_registry"})
 """Formats whose messages name a schema by the id that a registry has given it."""
 
 _OWN_PROPERTIES: Final = frozenset({"url", "timeout", "max.retries", "cache.capacity", "cache.latest.ttl.sec"})
@@ -81,10 +81,10 @@ class RegistrySection(Section):
 class FormatSection(Section):
     """Format of the events."""
 
-    key: Literal["json", "json_schema", "avro", "json_schema_registry"] = "json"
-    """Encoding of keys. `json_schema`: `{"schema":…,"payload":…}`, as Kafka Connect's JsonConverter reads it; `avro` and
-    `json_schema_registry`: Avro, and JSON, in Confluent's wire form, whose schemas a registry has."""
-    value: Literal["json", "json_schema", "avro", "json_schema_registry"] = "json"
+    key: Literal["json", "json_schema", "avro", "protobuf", "json_schema_registry"] = "json"
+    """Encoding of keys. `json_schema`: `{"schema":…,"payload":…}`, as Kafka Connect's JsonConverter reads it; `avro`,
+    `protobuf` and `json_schema_registry`: Avro, Protobuf and JSON in Confluent's wire form, whose schemas a registry has."""
+    value: Literal["json", "json_schema", "avro", "protobuf", "json_schema_registry"] = "json"
     """Encoding of values, independent of the keys'. The compiled row path makes `json` and `avro`, the Python one the others."""
     envelope: Literal["debezium", "flat"] = "debezium"
     """Form of the values. `flat`: the row's fields with `__op`, `__deleted` and `__source_seq` (docs/events.md), made by the

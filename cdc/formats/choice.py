@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import Final
 
 from cdc.events.envelope import Envelope, KeyPieces
-from cdc.formats import avro_events, connect_events
+from cdc.formats import avro_events, connect_events, proto_events
 from cdc.formats.avro_events import AvroEnvelope
 from cdc.formats.connect_events import ConnectEnvelope, RegisteredJsonEnvelope
-from cdc.formats.flat import FlatAvroEnvelope, FlatConnectEnvelope, FlatEnvelope, FlatRegisteredJsonEnvelope
-from cdc.formats.lean import LeanAvroEnvelope, LeanConnectEnvelope, LeanEnvelope, LeanRegisteredJsonEnvelope
+from cdc.formats.flat import FlatAvroEnvelope, FlatConnectEnvelope, FlatEnvelope, FlatProtoEnvelope, FlatRegisteredJsonEnvelope
+from cdc.formats.lean import LeanAvroEnvelope, LeanConnectEnvelope, LeanEnvelope, LeanProtoEnvelope, LeanRegisteredJsonEnvelope
 from cdc.formats.options import FormatOptions
+from cdc.formats.proto_events import ProtoEnvelope
 
 _KEYS: Final = {
     "json_schema": connect_events.key_pieces,
     "json_schema_registry": connect_events.registered_key_pieces,
     "avro": avro_events.key_pieces,
+    "protobuf": proto_events.key_pieces,
 }
 _ENVELOPES: Final = {
     ("json_schema", "full"): ConnectEnvelope,
@@ -27,6 +29,9 @@ _ENVELOPES: Final = {
     ("avro", "full"): AvroEnvelope,
     ("avro", "lean"): LeanAvroEnvelope,
     ("avro", "flat"): FlatAvroEnvelope,
+    ("protobuf", "full"): ProtoEnvelope,
+    ("protobuf", "lean"): LeanProtoEnvelope,
+    ("protobuf", "flat"): FlatProtoEnvelope,
 }
 _IN_JSON: Final = {"full": Envelope, "lean": LeanEnvelope, "flat": FlatEnvelope}
 

@@ -15,15 +15,19 @@ from cdc.errors import EncodingError
 from cdc.events.envelope import Envelope, Openings, SharedPieces, SpaceEvents, SpacePieces
 from cdc.events.json_values import WAY_OUT, encode
 from cdc.events.row_encoder import Encode, RowEncoder
-from cdc.formats import avro_events, connect_events, rows, schemas
+from cdc.formats import avro_events, connect_events, proto_events, rows, schemas
 from cdc.formats.avro_values import PRESENT, long, string
 from cdc.formats.names import DELETED, OP, SEQ_NAME, check_fields, check_flat
+from cdc.formats.proto_events import ProtoEnvelope
+from cdc.formats.proto_schema import FLAT
+from cdc.formats.proto_values import BYTES, FIXED64, fixed64, tag, text
 from cdc.formats.schemas import Column, Struct, StructField
 from cdc.formats.types import INT64, STRING
 from cdc.formats.wire import header
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import SpaceForm
 
+_PROTO_SEQ: Final = tag(FLAT[SEQ_NAME], FIXED64)
 _SEQ: Final = b',"%b":' % SEQ_NAME.encode()
 
 
@@ -156,6 +160,52 @@ class FlatConnectEnvelope(connect_events.ConnectEnvelope, FlatEnvelope):
 
 class FlatRegisteredJsonEnvelope(FlatConnectEnvelope, connect_events.RegisteredJsonEnvelope):
     """Flat events as JSON whose schema a registry has."""
+
+
+class FlatProtoEnvelope(ProtoEnvelope):
+    """Flat events in Protobuf."""
+
+    def _value_pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:  # noqa: ARG002
+        check_fields(form)
+        check_flat(form)
+        columns = schemas.columns(form, self._options, has_images=server_version is None, all_optional=True)
+        in_message = proto_events.assemble(columns)
+        before = header(self._options, topic, "value", _struct(f"{self._prefix}.{form.name}", columns), "PROTOBUF")
+        json = RowEncoder(form)
+
+        def opening(op: str, deleted: str) -> bytes:
+            own = tag(FLAT[OP], BYTES) + text(op) + tag(FLAT[DELETED], BYTES) + text(deleted)
+            return before + proto_events.FIRST_MESSAGE + own
+
+        return SpacePieces(
+            key=json.key,
+            key_of=json.key_of,
+            rows=rows.ColumnRows(form, columns, in_message),
+            patch=_no_patch(form),
+            table=b"",
+            schema=b"",
+            openings=_openings(opening),
+            row_of_key=None if server_version is None else rows.row_of_key(form, columns, in_message),
+            shows_before=False,
+        )
+
+    def shared(
+        self,
+        timestamp: float,  # noqa: ARG002
+        previous_lsn: bytes,  # noqa: ARG002
+        place: tuple[int, int],  # noqa: ARG002
+        vclock: Mapping[int, int],  # noqa: ARG002
+    ) -> SharedPieces:
+        """Do as Envelope.shared."""
+        return _Shared(_PROTO_SEQ, fixed64, b"")
+
+    def batch_time(self, now_us: int) -> bytes:  # noqa: ARG002
+        """Return nothing: an event has no time."""
+        return b""
+
+    def snapshot_pieces(self, space: SpaceEvents, snapshot_id: int, vclock: bytes, now_us: int) -> tuple[bytes, bytes]:  # noqa: ARG002
+        """Do as Envelope.snapshot_pieces."""
+        return _PROTO_SEQ, b""
 
 
 class FlatAvroEnvelope(avro_events.AvroEnvelope):

@@ -14,6 +14,8 @@ from cdc.formats.avro_events import AvroEnvelope
 from cdc.formats.avro_values import NULL, PRESENT, long, string
 from cdc.formats.connect_events import ConnectEnvelope, RegisteredJsonEnvelope
 from cdc.formats.options import FormatOptions
+from cdc.formats.proto_events import ProtoEnvelope, lean_time, source_field, source_until_seq
+from cdc.formats.proto_values import fixed64
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import SpaceForm
 
@@ -106,6 +108,52 @@ class LeanAvroEnvelope(AvroEnvelope):
             self._lean_source + long(now_us // 1000) + space.table + NULL,
             b"".join((space.schema, PRESENT, string(str(snapshot_id)), self.batch_time(now_us))),
         )
+
+
+class LeanProtoEnvelope(ProtoEnvelope):
+    """Events in Protobuf."""
+
+    def __init__(self, version: str, prefix: str, keys: KeyPieces | None, options: FormatOptions) -> None:
+        super().__init__(version, prefix, keys, options)
+        self._lean_source = source_field("name", prefix)
+
+    @staticmethod
+    def _source_pieces(form: SpaceForm, server_uuid: str, version: bytes) -> tuple[bytes, bytes]:  # noqa: ARG004
+        return source_field("table", form.name), source_field("schema_version", form.schema_version) + version
+
+    def shared(
+        self,
+        timestamp: float,
+        previous_lsn: bytes,  # noqa: ARG002
+        place: tuple[int, int],  # noqa: ARG002
+        vclock: Mapping[int, int],  # noqa: ARG002
+    ) -> SharedPieces:
+        """Do as Envelope.shared."""
+        return _LeanProto(self._lean_source + source_field("ts_ms", round(timestamp * 1e6) // 1000))
+
+    def batch_time(self, now_us: int) -> bytes:
+        """Do as Envelope.batch_time."""
+        return lean_time(now_us)
+
+    @staticmethod
+    def vclock(components: VClock) -> bytes:  # noqa: ARG004
+        """Return nothing: the source has no vclock."""
+        return b""
+
+    def snapshot_pieces(self, space: SpaceEvents, snapshot_id: int, vclock: bytes, now_us: int) -> tuple[bytes, bytes]:  # noqa: ARG002
+        """Do as Envelope.snapshot_pieces."""
+        before = self._lean_source + source_field("ts_ms", now_us // 1000) + space.table
+        after = space.schema + source_field("snapshot_id", str(snapshot_id))
+        return source_until_seq(before, after), after + self.batch_time(now_us)
+
+
+class _LeanProto:
+    def __init__(self, time: bytes) -> None:
+        self._time = time
+
+    def event(self, space: SpaceEvents, lsn: int, row_number: int, seq: int, start: bytes, orders: tuple[int, int]) -> bytes:  # noqa: ARG002
+        before = self._time + space.table + source_field("lsn", lsn)
+        return b"".join((start, source_until_seq(before, space.schema), fixed64(seq), space.schema))
 
 
 class _LeanAvro:

@@ -1,4 +1,4 @@
-"""Names in schemas, by the rules of Avro, as Debezium's adjustment `avro` makes them.
+"""Names in Avro and Protobuf, by the rules of Avro, as Debezium's adjustment `avro` makes them.
 
 A name has letters, digits and underscores, and doesn't begin with a digit. Other characters become `_`, so two names may become
 one: then the rows of one field, or of one space, could be taken for the other's, and such names are refused.
@@ -7,7 +7,7 @@ one: then the rows of one field, or of one space, could be taken for the other's
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 from cdc.errors import ConfigurationError
@@ -42,17 +42,37 @@ def check_fields(form: SpaceForm) -> None:
         if twice is not None:
             one, other = twice
             raise ConfigurationError(
-                f"the {what} {one!r} and {other!r} of space {form.name!r} would both be called {cleaned(one)!r} in Avro, whose "
-                "names have letters, digits and underscores only",
+                f"the {what} {one!r} and {other!r} of space {form.name!r} would both be called {cleaned(one)!r} in schemas, "
+                "whose names have letters, digits and underscores only",
                 "Rename one of the two in the format of the space (space:format), or leave the space out (spaces.exclude), or "
                 'use format.key = "json" and format.value = "json", which keep all names.',
             )
 
 
-def _twice(names: Iterable[str]) -> tuple[str, str] | None:
+def check_proto_fields(form: SpaceForm) -> None:
+    """Raise ConfigurationError if two fields, or parts of a key, would get one name in Protobuf's JSON, which protoc refuses."""
+    parts = [form.part_name(index) for index in range(len(form.key_parts))]
+    for names in (form.field_names, parts):
+        twice = _twice(names, _in_proto_json)
+        if twice is not None:
+            one, other = twice
+            raise ConfigurationError(
+                f"the fields {one!r} and {other!r} of space {form.name!r} would both be called {_in_proto_json(one)!r} in the "
+                "JSON of Protobuf, which leaves out underscores",
+                "Rename one of the two in the format of the space (space:format), leave the space out (spaces.exclude), or use "
+                "another format.",
+            )
+
+
+def _in_proto_json(name: str) -> str:
+    first, *others = cleaned(name).split("_")
+    return first + "".join(part[:1].upper() + part[1:] for part in others)
+
+
+def _twice(names: Iterable[str], shown: Callable[[str], str] = cleaned) -> tuple[str, str] | None:
     seen: dict[str, str] = {}
     for name in names:
-        other = seen.setdefault(cleaned(name), name)
+        other = seen.setdefault(shown(name), name)
         if other != name:
             return other, name
     return None
@@ -66,7 +86,7 @@ def check_spaces(forms: Iterable[SpaceForm]) -> None:
         if other.space_id != form.space_id:
             raise ConfigurationError(
                 f"the schemas of the spaces {other.name!r} and {form.name!r} would both be called {cleaned_path(form.name)!r} in "
-                "Avro, whose names have letters, digits and underscores only",
+                "this format, whose names have letters, digits and underscores only",
                 "Rename one of the spaces, or leave one out with spaces.exclude.",
             )
 
@@ -84,10 +104,13 @@ def check_flat(form: SpaceForm) -> None:
 
 def check_names(forms: Collection[SpaceForm], options: FormatOptions) -> None:
     """Raise ConfigurationError if these formats have no names of their own for the spaces, or for their fields."""
-    if "avro" in (options.key, options.value):
+    if {"avro", "protobuf"} & {options.key, options.value}:
         check_spaces(forms)
         for form in forms:
             check_fields(form)
+    if "protobuf" in (options.key, options.value):
+        for form in forms:
+            check_proto_fields(form)
     if options.envelope == "flat":
         for form in forms:
             check_flat(form)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Format = Literal["json", "json_schema", "avro", "json_schema_registry"]
-Kind = Literal["AVRO", "JSON"]
+Format = Literal["json", "json_schema", "avro", "protobuf", "json_schema_registry"]
+Kind = Literal["AVRO", "JSON", "PROTOBUF"]
 """Kind of a schema, as registries call it."""
 Unsigned = Literal["long", "decimal", "string"]
 Decimals = Literal["variable", "string"]

@@ -12,12 +12,16 @@ import re
 from typing import Any, Final
 
 from cdc.formats.avro_values import PRESENT, string
+from cdc.formats.names import SEQ_NAME
+from cdc.formats.proto_events import FIRST_MESSAGE
+from cdc.formats.proto_schema import ENVELOPE, FLAT, SOURCE
+from cdc.formats.proto_values import FIXED32, FIXED64, VARINT
 
 _CONNECTOR: Final = string("tarantool")
 _HEADER_BYTES: Final = 5
 _FLAT: Final = re.compile(rb"\x02[crudt](?:\x0afalse|\x08true)")
 """The first two fields of a flat event."""
-_VARINT_BITS_MAX: Final = 64
+_VARINT_BITS_MAX: Final = 70
 
 
 def source_of(value: bytes) -> dict[str, Any] | None:
@@ -27,6 +31,8 @@ def source_of(value: bytes) -> dict[str, Any] | None:
     """
     if value[:1] == b"\x00" and value[_HEADER_BYTES : _HEADER_BYTES + 1] == b"{":
         value = value[_HEADER_BYTES:]
+    elif value[:1] == b"\x00" and value[_HEADER_BYTES : _HEADER_BYTES + 1] == FIRST_MESSAGE:
+        return _proto_source(value)
     elif value[:1] == b"\x00":
         return _avro_source(value) or _flat_avro_source(value)
     try:
@@ -38,6 +44,35 @@ def source_of(value: bytes) -> dict[str, Any] | None:
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
     return source if isinstance(source, dict) else None
+
+
+def _proto_source(value: bytes) -> dict[str, Any] | None:
+    """Return the source of an event in Protobuf, whose fields say where they end."""
+    try:
+        fields = _proto_fields(value[_HEADER_BYTES + 1 :])
+        if FLAT[SEQ_NAME] in fields:
+            return {"seq": int.from_bytes(fields[FLAT[SEQ_NAME]], "little")}
+        found = _proto_fields(fields[ENVELOPE["source"]])
+        source: dict[str, Any] = {"name": found[SOURCE["name"]].decode(), "seq": int.from_bytes(found[SOURCE["seq"]], "little")}
+        source["schema_version"] = int.from_bytes(found[SOURCE["schema_version"]], "little")
+        if SOURCE["snapshot_id"] in found:
+            source["snapshot_id"] = found[SOURCE["snapshot_id"]].decode()
+    except (IndexError, ValueError, KeyError):
+        return None
+    return source
+
+
+def _proto_fields(data: bytes) -> dict[int, bytes]:
+    """Return the fields of a message by their numbers; integers as bytes, the lowest first."""
+    found: dict[int, bytes] = {}
+    reader = _Reader(data, 0)
+    while not reader.is_at_end:
+        number, kind = divmod(reader.varint(), 8)
+        if kind == VARINT:
+            found[number] = reader.varint().to_bytes(10, "little")
+        else:
+            found[number] = reader.take({FIXED64: 8, FIXED32: 4}.get(kind) or reader.varint())
+    return found
 
 
 def _flat_avro_source(value: bytes) -> dict[str, Any] | None:
@@ -131,23 +166,36 @@ class _Reader:
         self._at += 1
         return found
 
-    def _long(self) -> int:
+    @property
+    def is_at_end(self) -> bool:
+        """Whether everything has been read."""
+        return self._at >= len(self._data)
+
+    def varint(self) -> int:
+        """Read an integer without a sign."""
         number = shift = 0
         while True:
             byte = self._byte()
             number |= (byte & 0x7F) << shift
             if byte < 0x80:
-                return number >> 1 ^ -(number & 1)
+                return number
             shift += 7
             if shift >= _VARINT_BITS_MAX:
                 raise ValueError("a number is too long")
 
-    def _string(self) -> str:
-        count = self._long()
+    def take(self, count: int) -> bytes:
+        """Read so many bytes."""
         if not 0 <= count <= len(self._data) - self._at:
-            raise ValueError("a string is too long")
+            raise ValueError("it ends before")
         self._at += count
-        return self._data[self._at - count : self._at].decode()
+        return self._data[self._at - count : self._at]
+
+    def _long(self) -> int:
+        number = self.varint()
+        return number >> 1 ^ -(number & 1)
+
+    def _string(self) -> str:
+        return self.take(self._long()).decode()
 
     def _has_value(self) -> bool:
         which = self._byte()

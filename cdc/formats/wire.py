@@ -9,9 +9,10 @@ from cdc.formats.avro_schema import avro_text
 from cdc.formats.json_document import document_text
 from cdc.formats.names import cleaned_path
 from cdc.formats.options import FormatOptions, Kind, Registration
+from cdc.formats.proto_schema import proto_text
 from cdc.formats.schemas import Struct
 
-_TEXTS: Final[dict[Kind, Callable[[Struct], str]]] = {"AVRO": avro_text, "JSON": document_text}
+_TEXTS: Final[dict[Kind, Callable[[Struct], str]]] = {"AVRO": avro_text, "JSON": document_text, "PROTOBUF": proto_text}
 
 
 def header(options: FormatOptions, topic: str, side: str, struct: Struct, kind: Kind) -> bytes:
@@ -22,5 +23,5 @@ def header(options: FormatOptions, topic: str, side: str, struct: Struct, kind: 
 
 def subject_of(options: FormatOptions, topic: str, side: str, struct: Struct, kind: Kind) -> str:
     """Return the subject under which a schema is registered."""
-    name = cleaned_path(struct.name) if kind == "AVRO" else struct.name
+    name = cleaned_path(struct.name) if kind != "JSON" else struct.name
     return {"topic": f"{topic}-{side}", "record": name, "topic_record": f"{topic}-{name}"}[options.subject]

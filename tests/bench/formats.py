@@ -32,6 +32,7 @@ FORMATS: Final = {
     "json": FormatOptions(),
     "avro": FormatOptions("avro", "avro", schema_ids=an_id),
     "json_schema": FormatOptions("json_schema", "json_schema"),
+    "protobuf": FormatOptions("protobuf", "protobuf", schema_ids=an_id),
     "json_schema_registry": FormatOptions("json_schema_registry", "json_schema_registry", schema_ids=an_id),
     "json, lean source": FormatOptions(source="lean"),
     "avro, lean source": FormatOptions("avro", "avro", source="lean", schema_ids=an_id),

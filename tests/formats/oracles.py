@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import fastavro
 import jsonschema
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from grpc_tools import protoc
 
 from cdc.formats.options import Format, FormatOptions, Registration
 from cdc.stream.batch import Broadcast
@@ -41,11 +46,43 @@ class Ids:
             jsonschema.Draft7Validator.check_schema(document)
             jsonschema.validate(value, document)
             return documented(document, value, document.get("definitions", {}))
+        if wanted.kind == "PROTOBUF":
+            assert data[5] == 0, "the first message of the file"
+            return as_dict(first_message(wanted.text).FromString(data[6:]))
         schema = fastavro.parse_schema(json.loads(wanted.text))
         rest = io.BytesIO(data[5:])
         found = fastavro.schemaless_reader(rest, schema, None)
         assert not rest.read()
         return found
+
+
+@functools.cache
+def first_message(text: str) -> Any:
+    """The class of the first message of a file, compiled by protoc."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "file.proto").write_text(text)
+        output = Path(folder) / "file.set"
+        arguments = ["protoc", f"-I{folder}", f"--descriptor_set_out={output}", "file.proto"]
+        assert protoc.main(arguments) == 0, text
+        files = descriptor_pb2.FileDescriptorSet.FromString(output.read_bytes())
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(files.file[0])
+    name = f"{files.file[0].package}.{files.file[0].message_type[0].name}"
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName(name))
+
+
+def as_dict(message: Any) -> dict[str, Any]:
+    """The fields of a message; what isn't there and has no default is None."""
+    found: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            found[field.name] = dict(value)
+        elif field.has_presence and not message.HasField(field.name):
+            found[field.name] = None
+        else:
+            found[field.name] = as_dict(value) if field.message_type is not None else value
+    return found
 
 
 def documented(schema: dict[str, Any], value: Any, definitions: dict[str, Any]) -> Any:

@@ -92,7 +92,13 @@ def fitting(schema: dict[str, Any], value: Any) -> Any:
 
 
 def reader(ids: Ids, chosen: Format) -> Callable[[bytes | None], Any]:
-    return {"json": json_of, "json_schema": connect_payload, "avro": ids.read, "json_schema_registry": ids.read}[chosen]
+    return {
+        "json": json_of,
+        "json_schema": connect_payload,
+        "avro": ids.read,
+        "json_schema_registry": ids.read,
+        "protobuf": ids.read,
+    }[chosen]
 
 
 def as_columns(row: dict[str, Any] | None) -> dict[str, Any] | None:
@@ -137,8 +143,8 @@ def without_nulls(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("images", [True, False], ids=["images", "no images"])
-@pytest.mark.parametrize("value", ["json_schema", "avro", "json_schema_registry"])
-@pytest.mark.parametrize("key", ["json", "json_schema", "avro", "json_schema_registry"])
+@pytest.mark.parametrize("value", ["json_schema", "avro", "protobuf", "json_schema_registry"])
+@pytest.mark.parametrize("key", ["json", "json_schema", "avro", "protobuf", "json_schema_registry"])
 def test_events_say_the_same_as_in_json(key: Format, value: Format, images: bool) -> None:
     ids = Ids()
     plain = published(master_with_users(), work, ids, images=images, key="json", value="json")
@@ -157,7 +163,7 @@ def test_events_say_the_same_as_in_json(key: Format, value: Format, images: bool
             assert source.get("snapshot_id") == wanted.get("snapshot_id")
 
 
-@pytest.mark.parametrize("key", ["json_schema", "avro", "json_schema_registry"])
+@pytest.mark.parametrize("key", ["json_schema", "avro", "protobuf", "json_schema_registry"])
 def test_keys_alone_have_a_schema(key: Format) -> None:
     ids = Ids()
     plain = published(master_with_users(), work, ids, images=True, key="json", value="json")
@@ -179,7 +185,7 @@ def as_lean(event: dict[str, Any] | None) -> Any:
 
 
 @pytest.mark.parametrize("images", [True, False], ids=["images", "no images"])
-@pytest.mark.parametrize("value", ["json", "json_schema", "avro", "json_schema_registry"])
+@pytest.mark.parametrize("value", ["json", "json_schema", "avro", "protobuf", "json_schema_registry"])
 def test_a_lean_source(value: Format, images: bool) -> None:
     ids = Ids()
     plain = published(master_with_users(), work, ids, images=images, key="json", value="json")
@@ -231,7 +237,7 @@ def as_flat(event: dict[str, Any] | None) -> Any:
     return {"__op": event["op"], "__deleted": deleted, **row, "__source_seq": event["source"]["seq"]}
 
 
-@pytest.mark.parametrize("value", ["json", "json_schema", "avro", "json_schema_registry"])
+@pytest.mark.parametrize("value", ["json", "json_schema", "avro", "protobuf", "json_schema_registry"])
 def test_flat_events(value: Format) -> None:
     ids = Ids()
     plain = published(master_with_users(), work, ids, images=True, key="json", value="json")
@@ -244,7 +250,7 @@ def test_flat_events(value: Format) -> None:
             assert source_of(one) == {"seq": wanted["__source_seq"]}
 
 
-@pytest.mark.parametrize("value", ["json", "json_schema", "avro", "json_schema_registry"])
+@pytest.mark.parametrize("value", ["json", "json_schema", "avro", "protobuf", "json_schema_registry"])
 def test_flat_events_of_rows_that_end_like_numbers(value: Format) -> None:
     """A reader that doesn't know the schema finds the seq all the same."""
     master = Master("2.11")
@@ -258,7 +264,7 @@ def test_flat_events_of_rows_that_end_like_numbers(value: Format) -> None:
     assert [source_of(one) for _, _, one in found] == [{"seq": seq} for seq in range(1, 201)]
 
 
-@pytest.mark.parametrize("value", ["json", "json_schema", "avro", "json_schema_registry"])
+@pytest.mark.parametrize("value", ["json", "json_schema", "avro", "protobuf", "json_schema_registry"])
 def test_a_space_with_a_collation_has_flat_rows_but_no_flat_updates(value: Format) -> None:
     master = Master("2.11")
     fields = [{"name": "id", "type": "string"}, {"name": "n", "type": "unsigned", "is_nullable": True}]
@@ -317,7 +323,7 @@ def test_subjects(strategy: str, subjects: set[str]) -> None:
     assert {wanted.subject for wanted in ids.schemas} == subjects
 
 
-@pytest.mark.parametrize("value", ["json_schema", "avro", "json_schema_registry"])
+@pytest.mark.parametrize("value", ["json_schema", "avro", "protobuf", "json_schema_registry"])
 def test_what_a_schema_has_no_place_for_is_refused(value: Format) -> None:
     def more(master: Master) -> None:
         master.insert("users", 2**63)

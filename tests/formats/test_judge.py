@@ -18,7 +18,7 @@ from cdc.local.registry import Registry
 from cdc.registry.questions import Questions
 from tests.fakes.master import Master
 from tests.formats.oracles import Ids, published
-from tests.formats.test_events import ROW, as_event, master_with_users, work
+from tests.formats.test_events import FORMAT, ROW, as_event, master_with_users, work
 
 pytestmark = [pytest.mark.live, pytest.mark.timeout(240)]
 
@@ -168,3 +168,21 @@ def test_unsigned_numbers_as_decimals(registry: Registry, chosen: Format) -> Non
     found = judged(messages, registry, chosen, chosen)
     assert [one["value"]["after"]["id"] for one in found[1:]] == [2**64 - 1, 2**63, 127, 128, 0]
     assert [one["key"]["id"] for one in found[1:]] == [2**64 - 1, 2**63, 127, 128, 0]
+
+
+@pytest.mark.parametrize("envelope", ["debezium", "flat"])
+@pytest.mark.parametrize("chosen", ["avro", "protobuf", "json_schema_registry"])
+def test_the_registry_takes_schemas_and_their_next_versions(registry: Registry, chosen: Format, envelope: str) -> None:
+    def more(master: Master) -> None:
+        master.insert("users", 2)
+        master.format("users", [*FORMAT, {"name": "city", "type": "string", "is_nullable": True}])
+        master.insert("users", 3, *[None] * 11, "Oslo")
+        if chosen == "avro":  # the others' rules don't allow that a field goes
+            master.format("users", FORMAT[:-1])
+            master.truncate("users")
+            master.insert("users", 4)
+
+    ids = RegistryIds(registry)
+    messages = published(master_with_users(), more, ids, images=True, key=chosen, value=chosen, envelope=envelope)
+    used = {value[1:5] for _, _, value in messages if value is not None}
+    assert len(used) == (3 if chosen == "avro" else 2)

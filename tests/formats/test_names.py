@@ -36,6 +36,26 @@ def test_fields_that_become_one_are_refused_at_the_start_and_at_ddl() -> None:
     published(master, lambda _: None, ids, images=True, key="json_schema", value="json_schema")
 
 
+def test_fields_that_become_one_in_protobufs_json_are_refused() -> None:
+    fields = [{"name": "id", "type": "unsigned"}, {"name": "user_id", "type": "string"}, {"name": "userId", "type": "string"}]
+    master = Master("2.11")
+    master.create_space("users", fields)
+    with pytest.raises(
+        ConfigurationError, match="the fields 'user_id' and 'userId' of space 'users' would both be called 'userId'"
+    ):
+        published(master, lambda _: None, Ids(), images=True, key="json", value="protobuf")
+    published(master, lambda _: None, Ids(), images=True, key="json", value="avro")
+
+
+def test_fields_of_protobuf_may_have_the_names_of_its_own() -> None:
+    fields = [{"name": name, "type": "unsigned"} for name in ("id", "seq", "__op", "message", "optional", "op", "Value")]
+    master = Master("2.11")
+    master.create_space("users", fields)
+    ids = Ids()
+    found = published(master, lambda m: m.insert("users", *range(1, 8)), ids, images=True, key="protobuf", value="protobuf")
+    assert list(ids.read(found[-1][2])["after"].values()) == [1, 2, 3, 4, 5, 6, 7]
+
+
 def test_spaces_that_become_one_are_refused() -> None:
     master = Master("2.11")
     master.create_space("a-b", FIELDS)

@@ -103,6 +103,21 @@ def test_json_schemas_are_registered_too(any_registry: HasUrl) -> None:
     assert asked.id_of(document("a")) == first
 
 
+def test_protobuf_is_registered_too(any_registry: HasUrl) -> None:
+    name = subject()
+
+    def file(*fields: str) -> Registration:
+        lines = [f"  optional string {field} = {number};" for number, field in enumerate(fields, 1)]
+        return Registration(
+            name, "PROTOBUF", "\n".join(['syntax = "proto3";', "package shop.users;", "message Value {", *lines, "}"])
+        )
+
+    asked = questions(any_registry)
+    first = asked.id_of(file("a"))
+    assert asked.id_of(file("a", "b")) != first
+    assert asked.id_of(file("a")) == first
+
+
 def test_a_schema_that_is_none_is_refused(any_registry: HasUrl) -> None:
     if isinstance(any_registry, FakeRegistry):
         any_registry.failure = (422, {"error_code": 42201, "message": "Invalid Avro schema"})
