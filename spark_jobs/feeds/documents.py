@@ -120,6 +120,15 @@ def visible(floor: int) -> dict[str, Any]:
     }
 
 
+def floor_of(filter_: Any) -> int | None:
+    """Return the floor in an alias' filter; None if it isn't a filter that `visible` returned."""
+    try:
+        floor = filter_["bool"]["must_not"][1]["range"][f"{META}.seq"]["lte"]
+    except (KeyError, IndexError, TypeError):
+        return None
+    return floor if filter_ == visible(floor) else None
+
+
 def expired(floor: int, deleted_before_ms: int) -> dict[str, Any]:
     """Return the query for removable documents: marks older than a time, and documents that a truncation has removed."""
     forgotten = {"range": {f"{META}.deleted_at": {"lt": deleted_before_ms}}}

@@ -33,6 +33,18 @@ def index_body(
     return body
 
 
+def joined(index: Index, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the metadata that an index must have: what it has, joined with what was `known` of it before.
+
+    The filters of the aliases have the floor, too.
+    """
+    aliases = dict.fromkeys((*known.get("aliases", []), *index.meta.get("aliases", [])))
+    filters = (index.aliases.get(alias, {}).get("filter") for alias in aliases)
+    floors = (index.meta.get("floor"), known.get("floor"), *map(documents.floor_of, filters))
+    floor = max((one for one in floors if one is not None), default=-1)
+    return {**index.meta, "floor": floor, "aliases": list(aliases)}
+
+
 def wanted_limit(properties: Mapping[str, Any]) -> int:
     """Return the limit for the fields of an index with these properties: OpenSearch's default, or more if they need it."""
     count = count_of(properties)

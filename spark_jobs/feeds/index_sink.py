@@ -29,6 +29,7 @@ from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.feeds import documents
 from spark_jobs.feeds.bulk import Action, IndexRefusedError, Place, Refused, chunks, where
+from spark_jobs.feeds.index_metas import IndexMetas
 from spark_jobs.feeds.index_plan import Aliases, index_body, missing_properties, wanted_limit
 from spark_jobs.feeds.made_indexes import MadeIndexes, NoNotes, Noted
 from spark_jobs.feeds.opensearch import FIELDS_SETTING, Address, Index, Indexes, Writer, sender
@@ -154,6 +155,7 @@ class SearchIndexSink(Sink):
         self._made = MadeIndexes(notes or NoNotes())
         self._removals = Removals(writing.address, writing.patience_seconds)
         self._is_first_batch = True
+        self._metas = IndexMetas(self._indexes, topics.prefix)
         self._plan: Plan | None = None
         self._forms = Forms(topics.control("schema"), ())
         self._lost: set[Version] = set()
@@ -227,7 +229,7 @@ class SearchIndexSink(Sink):
             if history[-1].space in chosen and self._forms.latest(history[-1].space) == history[-1]
         }
         names = {space_id: self._index(space_id) for space_id in histories}
-        found = self._indexes.describe(list(names.values()))
+        found = self._metas.describe(names.values())
         wanted_names = {space_id: names[space_id] for space_id in wanted}
         self._made.check(wanted_names, found, is_first=self._is_first_batch)
         aliases, troubles = Aliases(names.values()), {}
@@ -238,7 +240,7 @@ class SearchIndexSink(Sink):
                 aliases.want(alias, names[space_id], history[-1].space)
             except IndexRefusedError as refusal:
                 troubles[space_id] = self._trouble(history[-1], str(refusal))
-        found = self._indexes.describe(list(names.values()))
+        found = self._metas.describe(names.values())
         ready = {space_id: history for space_id, history in wanted.items() if space_id not in troubles}
         self._made.note({space_id: names[space_id] for space_id in ready}, found)
         others = {space_id: history for space_id, history in histories.items() if space_id not in ready}
@@ -252,7 +254,7 @@ class SearchIndexSink(Sink):
         targets = {
             space_id: Target(
                 documents.write_alias(names[space_id]),
-                found[names[space_id]].meta.get("floor", _NEVER),
+                found[names[space_id]].meta["floor"],
                 history[-1].schema_version,
                 self._latest_names(history, labels[space_id][history[-1].schema_version]),
             )
@@ -329,11 +331,11 @@ class SearchIndexSink(Sink):
         change: dict[str, Any] = {}
         if missing := missing_properties(properties, index.properties):
             change["properties"] = missing
-        if alias not in index.meta["aliases"]:
-            change["_meta"] = {"tarantool_cdc": {**index.meta, "aliases": [*index.meta["aliases"], alias]}}
         if missing and (limit := wanted_limit({**index.properties, **missing})) > index.fields_max:
             self._indexes.put_settings(name, {FIELDS_SETTING: limit})
-        if change:
+        if alias not in index.meta["aliases"]:
+            self._metas.put(index, {**index.meta, "aliases": [*index.meta["aliases"], alias]}, **change)
+        elif change:
             self._indexes.put_mapping(name, change)
 
     def _relabel(self, name: str, target: Target, history: Sequence[Form], labels: Mapping[int, Sequence[str]]) -> None:
@@ -365,15 +367,13 @@ class SearchIndexSink(Sink):
     def _raise_floor(self, space_id: int, seq: int) -> None:
         """Remove all rows up to this seq: immediately from searches, and later from the index."""
         name = self._index(space_id)
-        index = self._indexes.describe([name]).get(name)
-        if index is None:
+        index = self._metas.describe([name]).get(name)
+        if index is None or not self._metas.owns(index):
             return
         assert self._plan is not None
-        known = index.meta.get("floor", _NEVER)
+        known = index.meta["floor"]
         seq = max(seq, known)
         if (target := self._plan.targets.get(space_id)) is not None:
-            # Another job for the same index may have written an older floor after this one's, or a newer one.
-            seq = max(seq, target.floor)
             self._plan = replace(self._plan, targets={**self._plan.targets, space_id: replace(target, floor=seq)})
         visible = documents.visible(seq)
         aliases = [alias for alias in index.meta.get("aliases", []) if alias in index.aliases]
@@ -382,7 +382,7 @@ class SearchIndexSink(Sink):
         if known == seq and not behind:
             return
         if known < seq:
-            self._indexes.put_mapping(name, {"_meta": {"tarantool_cdc": {**index.meta, "floor": seq}}})
+            self._metas.put(index, {**index.meta, "floor": seq})
         self._indexes.change_aliases([{"add": {"index": name, "alias": alias, "filter": visible}} for alias in behind])
         self._removals.ask(name, documents.write_alias(name), documents.expired(seq, 0))
 

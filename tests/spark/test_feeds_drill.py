@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -194,6 +197,70 @@ def test_search_index_has_the_rows_or_ends(spark: SparkSession, opensearch: Open
         assert removed
         return
     lead(random_, topics, story, started, steps, between)
+    client.indices.refresh(index=f"{name}-{story.space}")
+    hits = client.search(index=f"{name}-{story.space}", body={"size": 1000})["hits"]["hits"]
+    rows = {hit["_id"]: {field: value for field, value in hit["_source"].items() if field != "_cdc"} for hit in hits}
+    assert rows == story.fold()
+
+
+@contextmanager
+def pauses(random_: random.Random, *steps: tuple[Any, str]) -> Iterator[None]:
+    """Sometimes wait before or after one of these steps, so that steps of two jobs come in any order."""
+    with pytest.MonkeyPatch.context() as patched:
+        for owner, name in steps:
+            patched.setattr(owner, name, _stepped(getattr(owner, name), lambda: time.sleep(random_.choice((0, 0, 0.02, 0.3)))))
+        yield
+
+
+def side_by_side(seed: int, topics: FakeTopics, story: Story, *jobs: Callable[[], Sink]) -> None:
+    """Let jobs read a story at the same time, each in batches of its own."""
+    left, lock = list(story.messages), threading.Lock()
+
+    def follow(number: int, started: Callable[[], Sink]) -> None:
+        done: Mapping[tuple[str, int], int] = {}
+        random_, sink, batch = random.Random(f"{seed} {number}"), started(), 0
+        while True:
+            with lock:
+                count = random_.randrange(20)
+                topics.send(*left[:count])
+                del left[:count]
+                lengths = {place: len(log) for place, log in topics.messages.items()}
+                if not left and done == lengths:
+                    break
+                ends = ends_of_batch(random_, done, lengths, MOST)
+                records = topics.slice({place: (done.get(place, 0), end) for place, end in ends.items()})
+            sink.write(records, batch, "query")
+            done, batch = ends, batch + 1
+            if random_.random() < 0.1:
+                sink = started()
+        sink.finish()
+
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        for one in [threads.submit(follow, number, started) for number, started in enumerate(jobs)]:
+            one.result()
+
+
+@pytest.mark.parametrize("number", range(STORIES))
+def test_two_search_index_jobs_at_once_end_in_the_rows(
+    spark: SparkSession, opensearch: OpenSearch, seed: int, number: int
+) -> None:
+    random_ = random.Random(seed + number)
+    topics, story = FakeTopics(spark), Story(random_, has_images=True)
+    name, client = f"t{uuid.uuid4().hex[:8]}", Address((opensearch.url,)).connect()
+
+    def job() -> Callable[[], Sink]:
+        notes = NoNotes()
+
+        def started() -> SearchIndexSink:
+            writing = Writing(Address((opensearch.url,)), None, count_max=3, patience_seconds=30)
+            template = f"{name}-{{space}}"
+            return SearchIndexSink(spark, Topics("", PREFIX), writing, template=template, read_topic=topics.read, notes=notes)
+
+        return started
+
+    story.go_on(CHANGES)
+    with pauses(random_, *((Indexes, step) for step in ("describe", "create", "put_mapping", "change_aliases", "matching"))):
+        side_by_side(seed + number, topics, story, job(), job())
     client.indices.refresh(index=f"{name}-{story.space}")
     hits = client.search(index=f"{name}-{story.space}", body={"size": 1000})["hits"]["hits"]
     rows = {hit["_id"]: {field: value for field, value in hit["_source"].items() if field != "_cdc"} for hit in hits}

@@ -435,3 +435,26 @@ def test_two_jobs_with_floors_on_one_index_end_in_what_the_space_has(bench: Benc
     for sink, _ in jobs:
         sink.finish()
     assert bench.found() == by_key(*rows.values())
+
+
+def test_a_floor_that_another_job_sets_back_is_raised_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One job reads the metadata, the other one raises the floor, and the first one writes back what it has read."""
+    bench.topics.send(schema(0), put("c", {"id": 1}, 1), truncate(45), put("c", {"id": 2}, 46))
+    ahead, behind = (bench.started(notes=NoNotes()) for _ in range(2))
+    for sink in (ahead, behind):
+        sink.write(bench.topics.read(f"{PREFIX}.schema"), 0, "query")
+    renamed = bench.topics.send(schema(47, space="people", version=2))
+    put_mapping = Indexes.put_mapping
+
+    def late(indexes: Indexes, name: str, body: Mapping[str, Any]) -> None:
+        monkeypatch.setattr(Indexes, "put_mapping", put_mapping)
+        ahead.write(bench.topics.read(f"{PREFIX}.users"), 1, "query")
+        put_mapping(indexes, name, body)
+
+    monkeypatch.setattr(Indexes, "put_mapping", late)
+    behind.write(renamed, 1, "query")
+    assert Indexes.put_mapping is put_mapping
+    behind.write(bench.topics.send(put("c", {"id": 3}, 30)), 2, "query")
+    # The other job never gets as far as the truncation.
+    ahead.write(renamed, 2, "query")
+    assert bench.found("people") == by_key({"id": 2})
