@@ -43,7 +43,7 @@ def table_is_gone(table: tables.Table) -> JobError:
 
 
 @dataclass(frozen=True)
-class _Claim:
+class Claim:
     """A query's claim of its lane. Events up to `known_seq` may have been written by other queries."""
 
     query: str
@@ -92,12 +92,12 @@ class EventTable:
         self._rules = rules
         self._properties = properties or {}
         self._lane = lanes.lane(spaces)
-        self._claim: _Claim | None = None
+        self._claim: Claim | None = None
         self._location: str | None = None
         """Path of a catalog's table, once it is known."""
 
-    def append(self, rows: DataFrame, batch: int, query: str) -> None:
-        """Append a micro-batch of a query; `rows` must have all of the table's columns.
+    def take(self, rows: DataFrame, batch: int, query: str) -> Claim:
+        """Make the table belong to the query, if it doesn't yet, before anything of this batch is written. Rows aren't computed.
 
         Raises JobError if the table has another daemon's events, if it is gone, if another query has taken it over, or if the
         checkpoint doesn't go on where the table ends.
@@ -107,6 +107,14 @@ class EventTable:
             self._check_there(batch)
             claim = self._claim = self._adopt(rows, query)
         self._check_goes_on(self._check_own(claim), batch)
+        return claim
+
+    def append(self, rows: DataFrame, batch: int, query: str) -> None:
+        """Append a micro-batch of a query; `rows` must have all of the table's columns.
+
+        Raises JobError as `take` does.
+        """
+        claim = self.take(rows, batch, query)
         if self._rules.looks_for_all:
             rows = self._missing(rows.dropDuplicates(["seq"]), None)
         elif claim.known_seq is not None and not rows.where(F.col("seq") <= claim.known_seq).isEmpty():
@@ -130,7 +138,7 @@ class EventTable:
         if batch and not self._is_there():
             raise table_is_gone(self.path)
 
-    def _check_own(self, claim: _Claim) -> Mapping[str, int]:
+    def _check_own(self, claim: Claim) -> Mapping[str, int]:
         """Return the table's transaction numbers.
 
         Raises JobError if the table is gone, or if another query for the same events has taken it over.
@@ -178,7 +186,7 @@ class EventTable:
             raise table_is_gone(self.path)
         return found
 
-    def _adopt(self, rows: DataFrame, query: str) -> _Claim:
+    def _adopt(self, rows: DataFrame, query: str) -> Claim:
         """Make the table belong to this query, and return its claim."""
         if isinstance(self.path, tables.CatalogTable):
             tables.create(self._session, self.path, rows.schema, self._properties, partition_by=self._partition_by)
@@ -194,13 +202,13 @@ class EventTable:
             )
         kept = json.loads(found.get(f"{_CLAIM}{self._spaces}", "{}"))
         if kept.get("query") == query:
-            claim = _Claim(**kept)
+            claim = Claim(**kept)
             if lanes.holds(claim.number, self._lane, self._state().transactions):
                 return claim
         number = self._claim_lanes(rows)
         # Read after the claim, so that no other query can add events meanwhile.
         known: int | None = tables.read(self._session, self.path).agg(F.max("seq")).collect()[0][0]
-        claim = _Claim(query, number, known)
+        claim = Claim(query, number, known)
         told = {"query": query, "number": number, "known_seq": known}
         changed = {PREFIX: self._prefix, f"{_CLAIM}{self._spaces}": json.dumps(told)}
         tables.retried(lambda: tables.set_properties(self._session, self.path, changed))

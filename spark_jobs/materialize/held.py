@@ -56,10 +56,13 @@ class HeldEvents:
         return ready, late
 
     def clean(self, batch: int, query: str) -> None:
-        """Delete events that batches before this one have processed."""
+        """Delete events that batches before this one have processed.
+
+        Later ones of another query stay: if its checkpoint is used again, that query has read them already.
+        """
         if tables.exists(self._session, self._table):
             _, before = self._stored(batch, query) or (Order(), -1)
-            tables.delete(self._session, self._table, (F.col(_QUERY) != query) | (F.col("seq") <= before))
+            tables.delete(self._session, self._table, F.col("seq") <= before)
 
     def _order(self, found: Mapping[Partition, int], batch: int, query: str) -> tuple[Order, int]:
         """Return the state after the batch, and what was complete before it."""

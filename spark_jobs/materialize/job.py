@@ -127,9 +127,11 @@ class MaterializeSink(Sink):
             rows = self._without_repeated(ready, late, stored, batch).persist(StorageLevel.MEMORY_AND_DISK)
             changed, moved = self._changed(rows, stored)
             whole = changed.unionByName(rows.where("key is null")).persist(StorageLevel.MEMORY_AND_DISK)
-            if self._publication is not None:
-                self._publication.publish(whole, records, has_control=self._has_learned)
             numbered = whole.where(ONCE).drop(TAIL).withColumn("batch", varying(batch))
+            if self._publication is not None:
+                # A job that another one has replaced may lack rows by now.
+                self._table.take(numbered, batch, query)
+                self._publication.publish(whole, records, has_control=self._has_learned)
             self._table.append(numbered, batch, query)
             left = last_rows(whole) if moved is None else last_rows(whole).unionByName(moved)
             left = left.withColumns({"query": F.lit(query), "batch": varying(batch)})

@@ -25,6 +25,9 @@ TAIL: Final = "tail"
 RECORD_SCHEMA: Final = "topic string, partition int, key string, value string"
 """Columns of the records to send."""
 
+_ORIGIN: Final = "tarantool_cdc.origin"
+"""Header of the records of the schema topic, with the prefix of the source's topics."""
+
 _SNAPSHOT_ID: Final = "snapshot_id"
 _OF_PATCHES: Final = "server_version"
 _NULLS: Final = {"ignoreNullFields": "false"}
@@ -40,6 +43,9 @@ class Publisher(Protocol):
 
     def send(self, records: DataFrame) -> None:
         """Send records (RECORD_SCHEMA), those of a task in order. Return once Kafka has all of them."""
+
+    def send_forms(self, records: DataFrame) -> None:
+        """Send records of the schema topic, as `send` does, and note in them whose events these topics have."""
 
 
 class Publication:
@@ -78,7 +84,7 @@ class Publication:
         copied = self._copied(records, "schema").collect()
         fresh = [(*tuple(row)[:3], self._renamed(row["value"])) for row in copied if row["value"] not in self._told]
         if fresh:
-            self._publisher.send(records.sparkSession.createDataFrame(fresh, RECORD_SCHEMA).coalesce(1))
+            self._publisher.send_forms(records.sparkSession.createDataFrame(fresh, RECORD_SCHEMA).coalesce(1))
             self._told.update(str(row["value"]) for row in copied)
 
     def _renamed(self, value: str) -> str:
@@ -140,7 +146,10 @@ class KafkaPublisher:
     """Publisher to Kafka topics, which it creates when needed, with as many partitions as the source's."""
 
     def __init__(self, session: SparkSession, topics: Topics, servers: str, prefix: str) -> None:
-        """`topics` are the source's; their options for Kafka's clients are also used here."""
+        """`topics` are the source's; their options for Kafka's clients are also used here.
+
+        Raises JobError if other events than those of the source are on the topics.
+        """
         self.prefix = prefix
         self._session = session
         self._topics = topics
@@ -153,7 +162,14 @@ class KafkaPublisher:
             f"{prefix}.snapshot": {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
         }
         with _Admin(session, servers, self._options) as admin:
-            known = admin.counts(control)
+            known = admin.counts([*control, f"{prefix}.checkpoint"])
+            if f"{prefix}.checkpoint" in known:
+                raise JobError(
+                    f"A daemon publishes to the prefix {prefix!r} of --to, because there is a topic {prefix}.checkpoint. Choose "
+                    "another prefix."
+                )
+            if f"{prefix}.schema" in known:
+                self._check_origin()
             admin.create({name: (1, settings) for name, settings in control.items() if name not in known})
 
     def prepare(self, used: Mapping[str, int]) -> None:
@@ -170,6 +186,22 @@ class KafkaPublisher:
                     {name: wanted[topic] for topic, name in names.items() if known.get(name, wanted[topic]) < wanted[topic]}
                 )
             self._counts |= {topic: max(known.get(name, 0), wanted[topic]) for topic, name in names.items()}
+
+    def send_forms(self, records: DataFrame) -> None:
+        """See `Publisher.send_forms`."""
+        origin = F.struct(F.lit(_ORIGIN).alias("key"), F.lit(self._topics.prefix).cast("binary").alias("value"))
+        self.send(records.withColumn("headers", F.array(origin)))
+
+    def _check_origin(self) -> None:
+        """Raise JobError if another job publishes the events of another prefix to these topics."""
+        there = Topics(self._servers, self.prefix, kafka_options={**self._options, "includeHeaders": "true"})
+        named = F.expr(f"filter(headers, one -> one.key = '{_ORIGIN}')[0].value").cast("string").alias("origin")
+        for row in there.read(self._session, there.control("schema")).select(named).distinct().collect():
+            if row["origin"] not in (None, self._topics.prefix):
+                raise JobError(
+                    f"The topics of the prefix {self.prefix!r} of --to have the events of {row['origin']!r}, whose seq is "
+                    f"independent of that of {self._topics.prefix!r}. Choose another prefix."
+                )
 
     def send(self, records: DataFrame) -> None:
         """See `Publisher.send`."""

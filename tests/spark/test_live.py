@@ -187,6 +187,27 @@ def test_whole_events_are_published_where_they_were(spark: SparkSession, daemon:
     )
 
 
+def test_whole_events_are_published_beside_no_others(
+    spark: SparkSession, kafka: KafkaServer, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The seq of another daemon says nothing there, and a consumer would take one event for the other."""
+    assert spark is SparkSession.getActiveSession()
+    servers, whole = daemon.arguments(tmp_path)[1], f"{daemon.prefix}-whole"
+    other = Daemon(kafka.bootstrap_servers)
+    for number, one in enumerate((daemon, other, daemon)):
+        if one is other:
+            one.create_topics("schema", "snapshot", "users")
+        one.send(schema(0), put("c", {"id": 1, "name": "a", "balance": 1}, 1))
+        arguments = [*one.arguments(tmp_path / str(number)), "--to", f"kafka://{servers}/{whole}"]
+        assert run.main(["materialize", *arguments]) == int(one is other)
+    said = capsys.readouterr().err
+    assert f"The topics of the prefix '{whole}' of --to have the events of '{daemon.prefix}'" in said
+    other.create_topics("checkpoint")
+    arguments = [*daemon.arguments(tmp_path), "--to", f"kafka://{servers}/{other.prefix}"]
+    assert run.main(["materialize", *arguments]) == 1
+    assert f"A daemon publishes to the prefix '{other.prefix}' of --to" in capsys.readouterr().err
+
+
 def test_a_history_of_topics_is_written_down_at_the_end(spark: SparkSession, daemon: Daemon, tmp_path: Path) -> None:
     daemon.send(schema(0), put("c", {"id": 1, "name": "a"}, 1), put("u", {"id": 1, "name": "b"}, 2), truncate(3))
     spark.sql("CREATE SCHEMA live")

@@ -66,6 +66,10 @@ class Published:
         """As `Publisher.send`."""
         self.records += records.collect()
 
+    def send_forms(self, records: DataFrame) -> None:
+        """As `Publisher.send_forms`."""
+        self.send(records)
+
     def of(self, topic: str, partition: int = 0) -> list[Row]:
         """The records of a partition, in order."""
         return [row for row in self.records if (row["topic"], row["partition"]) == (topic, partition)]
@@ -229,6 +233,46 @@ def test_a_change_that_is_read_after_a_later_one_of_its_row_ends_the_job(spark: 
     ):
         begun.write(topics.send(put("c", row, 1)), 2, "query")
     assert [row["seq"] for row in stored(spark, tmp_path / "whole")] == [2, 5]
+
+
+def test_of_two_jobs_that_publish_from_one_path_the_first_ends_before_it_sends_more(spark: SparkSession, tmp_path: Path) -> None:
+    topics, published = FakeTopics(spark), Published()
+    first, second = (sink(spark, tmp_path / "whole", topics, publisher=published) for _ in range(2))
+    records = topics.send(schema(0), put("c", {"id": 1, "name": "a", "balance": 1}, 1))
+    first.write(records, 0, "first")
+    second.write(records, 0, "second")
+    sent = len(published.records)
+    later = topics.send(update(1, add(5), 2))
+    with pytest.raises(JobError, match="Another job"):
+        first.write(later, 1, "first")
+    assert len(published.records) == sent
+    second.write(later, 1, "second")
+    assert [json.loads(row["after"])["balance"] for row in stored(spark, tmp_path / "whole")] == [1, 6]
+
+
+def test_events_that_wait_stay_for_their_checkpoint_when_another_was_used_meanwhile(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "_COMPACT_EVERY", 1)
+    topics, whole = FakeTopics(spark), tmp_path / "whole"
+    others = FakeTopics(spark, topics.messages)
+    rows = [{"id": identity, "name": "a", "balance": 0} for identity in (1, 2)]
+    topics.send(schema(0), *(put("c", row, seq) for seq, row in enumerate(rows, 1)))
+    topics.send(*(update(2 - seq % 2, add(seq), seq) for seq in range(3, 7)))
+    early, late = (("shop.users", sum(f'{{"id":{identity}}}'.encode()) % 2) for identity in (1, 2))
+
+    def write(topics: FakeTopics, batch: int, query: str, *ends: int) -> None:
+        starts = (0, 0) if batch == 0 else (3, 1)
+        records = topics.slice({place: (start, end) for place, start, end in zip((early, late), starts, ends, strict=True)})
+        topics.took(records)
+        sink(spark, whole, topics, positions=topics).write(records, batch, query)
+
+    write(topics, 0, "first", 3, 1)
+    write(others, 0, "second", 1, 1)
+    sink(spark, whole, others, positions=others).write(others.slice({}), 1, "second")
+    write(topics, 1, "first", 3, 3)
+    found = [(row["seq"], json.loads(row["after"])["balance"]) for row in stored(spark, whole)]
+    assert found == [(1, 0), (2, 0), (3, 3), (4, 4), (5, 8), (6, 10)]
 
 
 def test_rows_follow_their_space_to_another_key_and_back(spark: SparkSession, tmp_path: Path) -> None:
