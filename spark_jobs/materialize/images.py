@@ -23,6 +23,13 @@ STORED_SCHEMA: Final = "space_id bigint, key string, seq bigint, row string, sch
 ENDING_SCHEMA: Final = "space_id bigint, up_to bigint, at bigint"
 """Removals of many rows: rows whose last change is `up_to` or older don't exist for events after `at`."""
 
+_FROM_A_SNAPSHOT: Final = (
+    "stop the daemon, start the job with --starting-offsets latest, another --path and another --checkpoint, and when the job"
+    ' runs, start the daemon with snapshot.mode = "always" for this once: all rows then come before any change of them'
+)
+"""What to do where the topics no longer tell all rows. From the first event on, the job would meet the same event again; and
+what comes between its start and a snapshot would have no rows."""
+
 _IMAGES: Final = "array<struct<op:string,before:string,after:string>>"
 _OF_EVENTS: Final = ("seq", "op", "after", "patch", "upsert", "schema_version", "server_version")
 """Fields of an event that Python gets."""
@@ -153,8 +160,7 @@ class Fold:
                 f"The schema topic has no form of space {space_id} at schema_version {event['schema_version']}, which the change"
                 f" of {key} at seq {event['seq']} needs. This topic must be compacted; its records must not be deleted by"
                 " retention. The daemon writes a present form again, at its start or within a minute. It can't write former"
-                " forms: start the job with --starting-offsets latest, another --path and another --checkpoint, and then let the"
-                ' daemon take a snapshot (snapshot.mode = "always" and a restart).'
+                f" forms: {_FROM_A_SNAPSHOT}."
             )
         return form
 
@@ -170,9 +176,8 @@ class Fold:
                 return _Image(event["upsert"], json_text.values(event["upsert"]), event["schema_version"])
             raise JobError(
                 f"The UPDATE of {key} in {form.space} at seq {event['seq']} has no row to apply to: the job started after the"
-                " row's last complete image, or the space's primary key was altered. Let the daemon take a snapshot"
-                ' (snapshot.mode = "always" and a restart), and start the job again with another --path and another'
-                " --checkpoint; with --missing-row skip such changes are left out."
+                f" row's last complete image, or the space's primary key was altered. To have all rows, {_FROM_A_SNAPSHOT}. With"
+                " --missing-row skip such changes are left out."
             )
         carry_out = update if event["upsert"] is None else upsert
         try:
@@ -180,8 +185,7 @@ class Fold:
         except PatchError as error:
             raise JobError(
                 f"The UPDATE of {key} in {form.space} at seq {event['seq']} doesn't fit the stored row: {error}. The stored rows"
-                " have diverged from the stream: let the daemon take a snapshot, and start the job again with another --path and"
-                " another --checkpoint."
+                f" have diverged from the stream: {_FROM_A_SNAPSHOT}."
             ) from error
         return _Image(form.row_text(values), values, event["schema_version"])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import uuid
 from collections.abc import Sequence
@@ -206,6 +207,35 @@ def test_whole_events_are_published_beside_no_others(
     arguments = [*daemon.arguments(tmp_path), "--to", f"kafka://{servers}/{other.prefix}"]
     assert run.main(["materialize", *arguments]) == 1
     assert f"A daemon publishes to the prefix '{other.prefix}' of --to" in capsys.readouterr().err
+
+
+def test_the_remedy_for_a_lost_form_leads_to_whole_events(
+    spark: SparkSession, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A job from the first event on would meet the lost form again; one in a daemon's midst would meet patches without rows."""
+    assert spark is SparkSession.getActiveSession()
+    add, now = [{"op": "+", "field": "balance", "value": 2}], dict[str, Any](version=2)
+    daemon.send(put("c", {"id": 1, "label": "a", "balance": 0}, 1), put("c", {"id": 2, "label": "b", "balance": 0}, 2))
+    daemon.send(schema(2, **now), update(1, add, 3, **now))
+    assert run.main(["materialize", *daemon.arguments(tmp_path / "lost")]) == 1
+    said = capsys.readouterr().err
+    order = "stop the daemon, start the job with (.*), another --path and another --checkpoint, and when the job runs, start"
+    found = re.search(order, said)
+    assert "no form of space 512 at schema_version 1" in said
+    assert found is not None
+    again = ["materialize", *daemon.arguments(tmp_path / "again"), *found[1].split()]
+    assert run.main(again) == 0
+    rows = [{"id": 1, "name": "a", "balance": 2}, {"id": 3, "name": "c", "balance": 0}]
+    daemon.send(
+        schema(3, in_snapshot=True, **now),
+        snapshot("STARTED", 3),
+        *(put("r", row, seq, **now) for seq, row in enumerate(rows, 4)),
+        snapshot("COMPLETED", 5, sweep_seq=3),
+    )
+    daemon.send(update(1, add, 6, **now), update(3, add, 7, **now))
+    assert run.main(again) == 0
+    whole = spark.read.format("delta").load(str(tmp_path / "again" / "tables")).orderBy("seq").collect()
+    assert [(row["seq"], json.loads(row["after"])["balance"]) for row in whole] == [(4, 2), (5, 0), (6, 4), (7, 2)]
 
 
 def test_a_history_of_topics_is_written_down_at_the_end(spark: SparkSession, daemon: Daemon, tmp_path: Path) -> None:
