@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract import control_topics, json_text
-from spark_jobs.contract.envelope import CONTROL, parse
+from spark_jobs.contract.envelope import CONTROL, CONTROL_TOPICS, parse
 from spark_jobs.contract.forms import Forms, Version
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
@@ -202,6 +202,7 @@ class InvalidationSink(Sink):
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:  # noqa: ARG002 - repeated invalidations do no harm
         """See `Sink.write`."""
+        self._check_topic()
         control = [self._topics.control(name) for name in CacheInvalidation.control_topics]
         has_row = F.col("source.table").isin(*self._with_rows) if self._with_rows else F.lit(False)
         changes = parse(records, source_fields=(), control=control, names=self._topics.names).select(
@@ -229,6 +230,13 @@ class InvalidationSink(Sink):
         if report.truncated:
             self._empty(report.truncated)
         give_up(self.dead_letters, self._session, records, report.refused)
+
+    def _check_topic(self) -> None:
+        """Raise JobError if the invalidations would be written to one of the daemon's own topics, among its events."""
+        owner = self._topics.known.owner
+        own = {*map(self._topics.control, CONTROL_TOPICS), *(() if owner is None else owner.topics)}
+        if self._topic in own:
+            raise JobError(f"--to {self._address.shown}: {self._topic} is a topic of the daemon itself. Choose another one.")
 
     def _moved(self, records: list[str]) -> dict[str, int]:
         """Return the spaces whose rows have got another name or another primary key with these records of the schema topic.

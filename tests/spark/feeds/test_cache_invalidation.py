@@ -14,7 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from cdc.local.caches import Memcached, Redis
 from spark_jobs import run
-from spark_jobs.contract.source import Topics
+from spark_jobs.contract.envelope import Names
+from spark_jobs.contract.owner import Owner
+from spark_jobs.contract.source import Known, Topics
 from spark_jobs.errors import JobError
 from spark_jobs.feeds import cache_invalidation, fill
 from spark_jobs.feeds.bulk import Place, Refused
@@ -298,6 +300,15 @@ def test_a_topic_is_told_keys_alone(spark: SparkSession, monkeypatch: pytest.Mon
     ]
     with pytest.raises(JobError, match="names no topic"):
         InvalidationSink(spark, Topics("", PREFIX), Address("kafka://127.0.0.1:9"))
+
+
+@pytest.mark.parametrize("topic", ["shop.users", "shop.schema", "shop.dlq"])
+def test_no_keys_are_sent_to_a_topic_of_the_daemon(topic: str) -> None:
+    topics = Topics("", PREFIX, known=Known(Owner(Names(frozenset({PREFIX})), frozenset({"shop.users"}))))
+    nothing: Any = None
+    sink = InvalidationSink(nothing, topics, Address(f"kafka://127.0.0.1:9/{topic}"))
+    with pytest.raises(JobError, match=rf"{topic} is a topic of the daemon itself"):
+        sink.write(nothing, 0, "query")
 
 
 @pytest.mark.spark
