@@ -118,6 +118,14 @@ class EncodingError(CdcError):
     """A value has no representation in the configured format."""
 
 
+class WiderRowError(CdcError):
+    """A row has more fields than its space's schema, which gets as many as `width` then, and the row is encoded again."""
+
+    def __init__(self, message: str, width: int, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.width = width
+
+
 class SnapshotNeededError(CdcError):
     """The stream can't be continued: only a snapshot can.
 

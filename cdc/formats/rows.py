@@ -6,14 +6,16 @@ tuple ─▶ each value: nil? ─▶ conversion to a Connect type ─▶ the for
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from cdc.errors import EncodingError, excerpt
+from cdc.errors import EncodingError, WiderRowError, excerpt
 from cdc.events.envelope import KeyEncoders, KeyPlan
 from cdc.events.json_values import WAY_OUT
 from cdc.events.row_encoder import Encode
+from cdc.formats.names import cleaned
 from cdc.formats.schemas import Column
-from cdc.schema.forms import SpaceForm
+from cdc.schema.forms import Field, SpaceForm
 from cdc.schema.keys import no_key
 from cdc.tuples.operations import steps
 
@@ -23,13 +25,27 @@ Assemble = Callable[[Sequence[Any]], bytes]
 _NOT_CONVERTIBLE: Final = (TypeError, ValueError, OverflowError, RecursionError, UnicodeEncodeError)
 
 
+BEYOND_MAX: Final = 64
+"""Maximum number of fields past the format that a schema gets."""
+
+
+def widened(form: SpaceForm, width: int) -> SpaceForm:
+    """Return a form with fields for tuples of this length: those past the format are of the type `any`."""
+    others = [Field(form.field_name(place), "any", is_nullable=True) for place in range(len(form.fields), width)]
+    return replace(form, fields=(*form.fields, *others)) if others else form
+
+
 class ColumnRows(dict[int, Encode]):
-    """Row encoders by tuple length. A tuple may lack optional columns at its end; it can't have more than there are columns."""
+    """Row encoders by tuple length. A tuple may lack optional columns at its end.
+
+    If it has more fields than there are columns, WiderRowError is raised: the form must be `widened`.
+    """
 
     def __init__(self, form: SpaceForm, columns: Sequence[Column], assemble: Assemble) -> None:
         super().__init__()
         self._form = form
         self._columns = columns
+        self._format_count = sum(not _is_past(form, place) for place in range(len(form.fields)))
         self._assemble = assemble
         self.convert = converter(f"a row of space {form.name!r}", columns)
         required = [place for place, column in enumerate(columns, 1) if not column.field.is_optional]
@@ -56,13 +72,18 @@ class ColumnRows(dict[int, Encode]):
 
     def _too_long(self, length: int) -> Encode:
         form = self._form
+        message = f"a row of space {form.name!r} has {length} fields, and the space's format has {self._format_count}"
+
+        taken = {cleaned(name) for name in form.field_names}
+        twice = next((name for place in range(len(form.fields), length) if (name := form.field_name(place)) in taken), None)
 
         def refuse(_: Sequence[Any]) -> bytes:
-            raise EncodingError(
-                f"a row of space {form.name!r} has {length} fields, and the space's format has {len(form.fields)}: formats with "
-                "a schema have no place for the others",
-                f'Add the missing fields to the format (space:format), or use format.value = "json". {WAY_OUT}',
-            )
+            if twice is not None:
+                raise EncodingError(f"{message}: two of them would be called {twice!r}", WAY_OUT)
+            if length > self._format_count + BEYOND_MAX:
+                hint = f'Add the missing fields to the format (space:format), or use format.value = "json". {WAY_OUT}'
+                raise EncodingError(f"{message}: schemas have at most {BEYOND_MAX} more", hint)
+            raise WiderRowError(message, length)
 
         return refuse
 
@@ -76,6 +97,12 @@ class ColumnRows(dict[int, Encode]):
             )
 
         return refuse
+
+
+def _is_past(form: SpaceForm, place: int) -> bool:
+    """Return whether a field is one that `widened` has added."""
+    item = form.fields[place]
+    return item.name == f"field_{place + 1}" and item.type == "any" and item.is_nullable
 
 
 def converter(what: str, columns: Sequence[Column]) -> Callable[[Sequence[Any]], list[Any]]:

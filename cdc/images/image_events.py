@@ -102,13 +102,12 @@ class ImageChanges:
         except EncodingError:
             self._images.put(key, after)
             raise
+        # Encoded before the image changes: if the space's schema has to get more fields first, the request is handled again.
+        row = self._row(before) if before is not None and self._shows_before else None
         self._images.put(key, after)
         openings = self._openings
         if before is None:
             return openings.create, content
-        if not self._shows_before:
-            return openings.update, content
-        row = self._row(before)
         return (openings.update, content) if row is None else (openings.update_image, row + openings.after + content)
 
     def delete(self, key: bytes, before: bytes) -> tuple[bytes, bytes, bytes]:
@@ -118,8 +117,8 @@ class ImageChanges:
         except EncodingError:
             self._images.delete(key)
             raise
-        self._images.delete(key)
         row, openings = self._row(before), self._openings
+        self._images.delete(key)
         return (shown, openings.delete, b"") if row is None else (shown, openings.delete_image, row + openings.no_after)
 
     def _row(self, tuple_: bytes) -> bytes | None:

@@ -31,7 +31,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from cdc.errors import EncodingError, RequestError, SchemaError
+from cdc.errors import EncodingError, RequestError, SchemaError, WiderRowError
 from cdc.events import topics
 from cdc.events.envelope import SpaceCount, SpaceEvents, snapshot_record
 from cdc.images.overlay import Images
@@ -206,6 +206,11 @@ def _row(context: EventContext, space: SpaceEvents, tuple_: bytes, pieces: tuple
         space_id = space.form.space_id
         context.refusals.refuse(error, SNAPSHOT, Type.INSERT, 0, stored_body(space_id, tuple_), space_id)
         return False
+    except WiderRowError as error:
+        wider = context.spaces.widen(space.form, error.width)
+        if space.form.space_id in context.spaces.encoders:
+            context.spaces.encoders.put(space.form.space_id, wider, is_synchronous=space.form.is_sync)
+        return _row(context, wider, tuple_, pieces)
     builder, (before, after) = context.builder, pieces
     builder.seq += 1
     value = b"".join((space.openings.snapshot, row, before, context.envelope.number(builder.seq), after))

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cdc import native
-from cdc.errors import CdcError, EncodingError, ProtocolError, SchemaError
+from cdc.errors import CdcError, EncodingError, ProtocolError, SchemaError, WiderRowError
 from cdc.events import topics
 from cdc.events.envelope import MALFORMED_BODY, SpaceCount, SpaceEvents, snapshot_record
 from cdc.images.image_events import ImageChanges
@@ -286,7 +286,7 @@ class Snapshot:
             before, after = self._pieces_of(space)
             for count, (key, tuple_) in enumerate(self._images.missing(form.space_id), 1):
                 try:
-                    shown, opening, content = changes.delete(key, tuple_)
+                    shown, opening, content = self._deleted(form, key, tuple_)
                 except EncodingError as error:
                     self._refuse(error, form.space_id, stored_body(form.space_id, tuple_))
                     continue
@@ -297,6 +297,14 @@ class Snapshot:
                 if count % _DELETES_MAX == 0 or self._builder.is_full:
                     yield
         self._images.end_snapshot()
+
+    def _deleted(self, form: SpaceForm, key: bytes, tuple_: bytes) -> tuple[bytes, bytes, bytes]:
+        """Delete a key; return the key, the opening and the content of the event. Raises EncodingError."""
+        try:
+            return self._spaces.image_changes[form.space_id].delete(key, tuple_)
+        except WiderRowError as error:
+            self._spaces.widen(form, error.width)
+            return self._deleted(form, key, tuple_)
 
     def end(self, now_us: int) -> Position:
         """Complete the snapshot after `missing`; return the position, from which the stream can be subscribed to."""
@@ -339,8 +347,8 @@ class Snapshot:
                 continue
             try:
                 if space_id in image_changes:
-                    counts[space_id] = counts.get(space_id, 0) + 1
                     self._compared(image_changes[space_id], frame)
+                    counts[space_id] = counts.get(space_id, 0) + 1
                 elif publishes:
                     tuple_ = body[TUPLE]
                     key = space.key_of(tuple_)
@@ -348,8 +356,13 @@ class Snapshot:
                     counts[space_id] = counts.get(space_id, 0) + 1
                     self._event(space.topic, key, space.openings.snapshot + row, *self._pieces_of(space))
             except (EncodingError, SchemaError) as error:
+                if space_id in image_changes:
+                    counts[space_id] = counts.get(space_id, 0) + 1
                 self._refuse(error, space_id, body_of(frame))
                 continue
+            except WiderRowError as error:
+                encoders[space_id] = self._spaces.widen(space.form, error.width)
+                yield from self._rows(((header, body, frame),))
             except MALFORMED_BODY as error:
                 raise malformed_in_snapshot(frame) from error
             if builder.byte_count > bytes_max:

@@ -16,6 +16,7 @@ from cdc.events import topics
 from cdc.events.envelope import Envelope, SpaceEvents
 from cdc.events.topics import SpaceFilter
 from cdc.formats.names import check_names
+from cdc.formats.rows import widened
 from cdc.images.image_events import VINYL_CHECKS_SINCE, ImageChanges
 from cdc.images.overlay import Images
 from cdc.positions.position import Position
@@ -87,6 +88,8 @@ class Spaces:
             space_id: schema.name(space_id) for space_id in schema.touched if self._may_have_unpublished_rows(space_id)
         }
         """Spaces that may have rows under an unpublished name, with that name: the daemon doesn't know these rows."""
+        # By space: the greatest length of its tuples, if the format of events has a schema that doesn't have as many fields.
+        self._widths: dict[int, int] = {}
         self._formats = surroundings.options.formats
         for form in self.published_forms() if images is not None else ():
             check_types(form)
@@ -164,7 +167,13 @@ class Spaces:
         topic = self._names.of_space(form.space_id, form.name)
         self._builder.announce(topic)
         server_version = self._server_version if self._images is None or not is_keyable(form) else None
-        return SpaceEvents(form, topic, self._envelope.pieces(form, topic, self._server_uuid, server_version))
+        shape = widened(form, self._widths.get(form.space_id, 0))
+        return SpaceEvents(form, topic, self._envelope.pieces(shape, topic, self._server_uuid, server_version))
+
+    def widen(self, form: SpaceForm, width: int) -> SpaceEvents:
+        """Return a new encoder for tuples of this length, for which the schema of the space in its format has too few fields."""
+        self._widths[form.space_id] = width
+        return self.events_of(form)
 
     def discard_encoder(self, space_id: int) -> None:
         """Remove a space's encoder, so that it is made again."""

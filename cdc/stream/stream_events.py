@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
-from cdc.errors import EncodingError, ImageError, KeysChangedError, SchemaError
+from cdc.errors import EncodingError, ImageError, KeysChangedError, SchemaError, WiderRowError
 from cdc.events import topics
 from cdc.events.envelope import MALFORMED_BODY, Change, SpaceEvents
 from cdc.positions.position import Position
@@ -136,6 +136,13 @@ class StreamEvents:
             except ImageError as error:
                 refusals.refuse_unappliable(error, transaction, kind, lsn, body_of(frame), space_id)
                 continue
+            except WiderRowError as error:
+                # As if the row came only now.
+                fragments.row_number, builder.row_count = row_number, builder.row_count - 1
+                self._widen(space_id, error.width)
+                if not self._encode_rows(fragments, iter(((kind, lsn, body, frame),))):
+                    return False
+                continue
             except MALFORMED_BODY as error:
                 raise malformed(transaction, kind, lsn, body_of(frame)) from error
             if change is None:
@@ -150,6 +157,14 @@ class StreamEvents:
             if builder.byte_count > bytes_max and row_number + 1 != transaction.row_count:
                 return False
         return True
+
+    def _widen(self, space_id: Any, width: int) -> None:
+        """Make an encoder for longer tuples of a space."""
+        form = self._spaces.form(space_id)
+        space = self._spaces.widen(form, width)
+        if space_id in self._rekeyed:
+            self._suppress_events(space)
+        self._spaces.encoders.put(space_id, space, is_synchronous=form.is_sync)
 
     def _slow_path_encoder(self, fragments: EventFragments, kind: int, lsn: int, body: Body, frame: bytes) -> SpaceEvents | None:
         """Return the encoder for a row whose space has none, or None if the row has no event."""

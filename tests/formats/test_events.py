@@ -14,10 +14,12 @@ import fastavro
 import pytest
 
 from cdc.errors import ConfigurationError
-from cdc.formats.options import Format
+from cdc.formats.options import Format, FormatOptions
 from cdc.formats.reading import source_of
 from cdc.protocol.extensions import Datetime, Interval
+from cdc.stream.batch import Broadcast
 from tests.fakes.master import Master
+from tests.fakes.replica import Replica
 from tests.formats.oracles import Ids, published
 
 FORMAT: Final[list[dict[str, Any]]] = [
@@ -327,15 +329,79 @@ def test_subjects(strategy: str, subjects: set[str]) -> None:
 def test_what_a_schema_has_no_place_for_is_refused(value: Format) -> None:
     def more(master: Master) -> None:
         master.insert("users", 2**63)
-        master.insert("users", 5, *[None] * 11, "past the format")
+        master.insert("users", 5, *[None] * 11, *range(65))
         master.insert("users", 6, None, None, None, None, None, Interval(month=1, adjust="last"))
 
     found = published(master_with_users(), more, Ids(), images=True, key=value, value=value)
     letters = [json.loads(one) for topic, _, one in found if topic == "shop.dlq"]
     assert len(letters) == len(found) - 1 == 3
     assert 'Set format.unsigned = "decimal" or "string"' in letters[0]["error"]
-    assert "has 13 fields, and the space's format has 12" in letters[1]["error"]
+    assert "has 77 fields, and the space's format has 12: schemas have at most 64 more" in letters[1]["error"]
     assert "the adjust mode 'last'" in letters[2]["error"]
+
+
+def longer(master: Master) -> None:
+    """Rows past the format: the schema gets their fields, the values before and after as they are."""
+    master.insert("users", 2, *[None] * 11, {"past": 1})
+    master.insert("users", 3, *[None] * 11, "a", None, "c")
+    master.replace("users", 2, "short")
+    master.replace("users", 1, *[None] * 11, 5)
+    master.delete("users", 3)
+    master.insert("users", 4, "four")
+
+
+PAST: Final = ("field_13", "field_14", "field_15")
+
+
+@pytest.mark.parametrize("images", [True, False], ids=["images", "no images"])
+@pytest.mark.parametrize("value", ["json_schema", "avro", "protobuf", "json_schema_registry"])
+def test_rows_past_the_format(value: Format, images: bool) -> None:
+    ids = Ids()
+
+    def made(chosen: Format) -> list[Any]:
+        return published(master_with_users(), longer, ids, images=images, key="json", value=chosen)
+
+    def row_of(row: dict[str, Any] | None) -> Any:
+        if row is None:
+            return None
+        beyond = {name: json.dumps(row[name], separators=(",", ":")) for name in PAST if row.get(name) is not None}
+        return {**(as_columns(row) or {}), **beyond}
+
+    plain, found = made("json"), made(value)
+    assert len(plain) == len(found)
+    for (_, _, one), (_, _, plain_one) in zip(found, plain, strict=True):
+        if plain_one is not None:
+            wanted, event = json_of(plain_one), reader(ids, value)(one)
+            rows = {name: row_of(wanted[name]) for name in ("before", "after")}
+            if not images and wanted["op"] == "d":
+                rows["before"] = {"id": 3}
+            assert without_nulls({name: event[name] for name in rows}) == without_nulls(rows)
+            assert event["source"]["seq"] == wanted["source"]["seq"]
+
+
+@pytest.mark.parametrize("value", ["avro", "json"])
+def test_rows_past_the_format_that_the_store_has_from_before(value: Format) -> None:
+    """A daemon that starts anew knows nothing of longer rows until one is before or after."""
+    master, ids = master_with_users(), Ids()
+    master.insert("users", 2, *[None] * 11, "long")
+    replica = Replica(master, images=True, formats=FormatOptions("json", value, schema_ids=ids))
+    replica.connect()
+    replica.relay.relay()
+    replica.receive()
+    replica.commit()
+    replica.flush()
+    replica.news()
+    replica.crash()
+    replica.connect()
+    master.replace("users", 2, "short")
+    master.delete("users", 2)
+    replica.relay.relay()
+    replica.receive()
+    replica.commit()
+    events = [reader(ids, value)(one[2]) for one in replica.news() if not isinstance(one, Broadcast) and one[0] == "shop.users"]
+    assert [event and event["op"] for event in events] == ["u", "d", None]
+    assert events[0]["before"]["field_13"] == ("long" if value == "json" else '"long"')
+    assert events[0]["after"]["name"] == "short"
 
 
 @pytest.mark.parametrize(("unsigned", "shown"), [("decimal", Decimal(2**64 - 1)), ("string", str(2**64 - 1))])
