@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import reprlib
 from enum import Enum
-from typing import Final
+from typing import Final, Self
 
 OUT_OF_FILES: Final = "Raise the limit of open files: `ulimit -n`, or LimitNOFILE in systemd's unit."
 """Remedy if the process, or the machine, has no descriptor left: nothing is wrong with the peer or its address."""
@@ -36,11 +36,25 @@ class CdcError(Exception):
     """Root of all errors of this project: a sentence, and its remedy (`hint`)."""
 
     remedy = Remedy.OPERATOR
+    _quoted = ""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    @classmethod
+    def quoting(cls, message: str, quoted: str) -> Self:
+        """Return an error whose message ends with received data, which may contain rows."""
+        error = cls(f"{message}: {quoted}")
+        error._quoted = quoted
+        return error
+
+    def conceal(self) -> None:
+        """Leave received data out of the message, as rules for columns may apply to it."""
+        if self._quoted:
+            self.message = self.message.replace(self._quoted, "it isn't shown, because there are columns.rules")
+            self.args = (self.message,)
 
     def __str__(self) -> str:
         if not self.hint:

@@ -527,3 +527,38 @@ def test_a_table_in_two_places_or_on_several_lines(tmp_path: Path, text: str) ->
     assert str(caught.value).startswith(f"the configuration {file} isn't TOML: ")
     hint = "Write each table once: as [kafka] with its keys in the lines below, or as kafka = { … } within one line."
     assert str(caught.value).endswith(hint)
+
+
+@pytest.mark.parametrize(
+    ("columns", "says"),
+    [
+        ({"rules": [{"spaces": "users"}]}, "columns.rules, the first of the list: the rule for spaces = 'users' has no effect"),
+        ({"rules": [{"exclude": ["a"]}]}, "columns.rules.spaces, the first of the list: is missing"),
+        ({"rules": [{"spaces": "(", "exclude": ["a"]}]}, "'(' is not a regular expression"),
+        ({"rules": [{"spaces": "u", "exclude": ["*"]}]}, "'.*' fits all names"),
+        ({"rules": [{"spaces": "u", "mask": {"(": "x"}}]}, "'(' is not a regular expression"),
+        ({"rules": [{"spaces": "u", "truncate": {"a": -1}}]}, "'a' = -1 must be 0 at least"),
+        ({"rules": [{"spaces": "u", "hash": ["a"]}]}, "hash in a rule needs salt_file or salt"),
+        ({"salt": "secret", "rules": [{"spaces": "u", "hash": ["a"]}]}, "salt must have 16 characters at least"),
+        ({"salt": "0123456789abcdef", "salt_file": "salt"}, "salt and salt_file exclude each other"),
+    ],
+)
+def test_rules_for_columns_that_cannot_be_meant(columns: dict[str, Any], says: str) -> None:
+    assert says in mistakes(columns=columns)
+
+
+def test_the_salt_is_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = 'rules = [{ spaces = "users", hash = ["email"] }]'
+    path = file_with(tmp_path, "[columns]", 'salt_file = "salt"', rules)
+    columns = load(path).columns
+    with pytest.raises(ConfigurationError, match=r"columns\.salt_file can't be read"):
+        columns.secret()
+    (tmp_path / "salt").write_text("short\n")
+    with pytest.raises(ConfigurationError, match=r"columns\.salt_file must have 16 characters at least.*openssl"):
+        columns.secret()
+    (tmp_path / "salt").write_text(f"{SECRET}-and-some-more\n")
+    assert columns.secret() == f"{SECRET}-and-some-more".encode()
+    monkeypatch.setenv("TARANTOOL_CDC__COLUMNS__SALT", f"{SECRET}-and-some-more")
+    config = load(file_with(tmp_path, "[columns]", rules))
+    assert config.columns.secret() == f"{SECRET}-and-some-more".encode()
+    assert SECRET not in f"{config!r} {config} {config.model_dump()}"

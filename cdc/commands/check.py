@@ -157,7 +157,8 @@ def _published(
 
     Yield findings about spaces without a topic of their own, and about missing topics.
     """
-    is_published = options_of(config).space_filter()
+    options = options_of(config)
+    is_published, published = options.space_filter(), []
     names = topics.TopicNames(config.kafka.topic_prefix)
     wanted = []
     published = [form for form in schema.forms() if is_published(form.space_id, form.name) and form.is_replicated]
@@ -174,6 +175,8 @@ def _published(
                 say(_published_space(form, wanted[-1], existing, creates=config.kafka.create_topics))
             except ConfigurationError as error:
                 yield Finding("spaces", str(error))
+            published.append(form)
+    yield from check_start.of_columns(options.columns(), published)
     if existing is not None:
         yield from check_start.of_foreign_topics(config, wanted, existing, stored)
         admin = KafkaClients(config.name, config.kafka).admin()

@@ -6,6 +6,7 @@ store, and patterns that match no space. Each is a sentence under the key of the
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
@@ -22,6 +23,7 @@ from cdc.daemon.given_numbers import other_kafka
 from cdc.daemon.known_topics import created_again
 from cdc.daemon.start import lost_forms_sentence
 from cdc.errors import CdcError, Remedy, StateError, StateLostError
+from cdc.events.columns import ColumnRules
 from cdc.events.topics import CHECKPOINT, DLQ, HEARTBEAT, SCHEMA, SNAPSHOT, TRANSACTION, SpaceFilter, TopicNames
 from cdc.kafka import checkpoint_topic, topic_settings
 from cdc.kafka.clients import Admin, KafkaClients
@@ -33,6 +35,7 @@ from cdc.ops.http import try_to_listen
 from cdc.positions.position import Position
 from cdc.protocol.ballot import Ballot
 from cdc.registry.questions import Questions, RegistryRefusal
+from cdc.schema.forms import SpaceForm
 from cdc.store import numbers_file
 from cdc.store.files import has_data, in_use, is_held_by_daemon, is_locked, translate_denials
 from cdc.store.store import StateStore
@@ -100,6 +103,13 @@ def of_registry(config: Config) -> Iterator[Finding]:
         yield Finding("format.registry", str(error))
     else:
         yield Finding("format.registry", f"{registry.url} answers", is_failure=False, is_well=True)
+
+
+def of_columns(rules: ColumnRules, published: Sequence[SpaceForm]) -> Iterator[Finding]:
+    """Yield findings about rules for columns that don't fit the published spaces, or have no effect on them."""
+    for form in published:
+        yield from _failure("columns", functools.partial(rules.shown, form))
+    yield from (Finding("columns", sentence, is_failure=False) for sentence in rules.without_effect(published))
 
 
 def of_joins(config: Config, ballots: Collection[Ballot]) -> Iterator[Finding]:

@@ -29,10 +29,12 @@ from cdc.errors import (
     ConnectionLostError,
     EncodingError,
     PositionError,
+    ProtocolError,
     SchemaError,
     StateError,
     UnkeyableError,
 )
+from cdc.events.columns import CONCEALED, ColumnRules
 from cdc.events.row_encoder import RowEncoder
 from cdc.images.image_events import VINYL_CHECKS_SINCE
 from cdc.images.overlay import Images
@@ -135,7 +137,12 @@ def verify(config: Config, say: Say) -> Verification:
         raise StateError(error.message, "Stop that one, verify, and start it again if it was the daemon.") from error
     try:
         with translate_lmdb_errors(path), tempfile.TemporaryDirectory(prefix="verify-", dir=config.state.path) as directory:
-            result = _Verifier(config, writer, Path(directory), say).run()
+            try:
+                result = _Verifier(config, writer, Path(directory), say).run()
+            except ProtocolError as error:
+                if config.columns.rules:
+                    error.conceal()
+                raise
             writer.remove_unused()
             return result
     finally:
@@ -315,13 +322,15 @@ class _Seen:
 class _Space:
     """Access to one space's rows, and their display."""
 
-    def __init__(self, form: SpaceForm, number: int) -> None:
-        """Keys begin with `number`. Raises UnkeyableError."""
+    def __init__(self, form: SpaceForm, number: int, columns: ColumnRules) -> None:
+        """Keys begin with `number`; rows are shown by the rules for columns. Raises UnkeyableError."""
         self.name = form.name
         self.is_vinyl = form.is_vinyl
         self.has_notations = form.has_notations
         self.key_of = KeyCodec(form, number).of_tuple
         self._encoder = RowEncoder(form)
+        self._shown = RowEncoder(columns.shown(form))
+        self._is_concealed = columns.conceals(form)
 
     def line(self, what: str, ours: bytes | None, theirs: bytes | None, reason: str | None) -> str:
         tuple_ = ours if theirs is None else theirs
@@ -349,14 +358,17 @@ class _Space:
         try:
             return json.loads(self._encoder.key_of(tuple_values(tuple_)))
         except (EncodingError, SchemaError):
-            return {"msgpack": tuple_.hex()}
+            return self._raw(tuple_)
 
     def _row(self, tuple_: bytes) -> Any:
         values = tuple_values(tuple_)
         try:
-            return json.loads(self._encoder.rows[len(values)](values))
+            return json.loads(self._shown.rows[len(values)](values))
         except (EncodingError, SchemaError):
-            return {"msgpack": tuple_.hex()}
+            return self._raw(tuple_)
+
+    def _raw(self, tuple_: bytes) -> dict[str, str]:
+        return {"concealed": f"the row {CONCEALED}"} if self._is_concealed else {"msgpack": tuple_.hex()}
 
 
 class _Comparison:
@@ -372,7 +384,8 @@ class _Comparison:
         result: Verification,
     ) -> None:
         self.result = result
-        self._is_published = options_of(config).space_filter()
+        options = options_of(config)
+        self._is_published, self._columns = options.space_filter(), options.columns()
         self._images = images
         self._seen = seen
         self._say = say
@@ -452,7 +465,7 @@ class _Comparison:
         if not form.is_replicated or not self._is_published(space_id, form.name) or form.name in self.result.uncompared:
             return None
         try:
-            return _Space(form, self._images.number(space_id))
+            return _Space(form, self._images.number(space_id), self._columns)
         except UnkeyableError as error:
             self.result.uncompared[form.name] = error.message
             return None

@@ -26,6 +26,7 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from cdc.config.columns import ColumnsSection
 from cdc.config.formats import FormatSection
 from cdc.config.member_uri import parts_of_uri
 from cdc.config.mistakes import former_key_message, mistake_message, place_shown, unknown_variable_error, wrong_toml
@@ -367,6 +368,7 @@ class Config(BaseSettings):
     source: SourceSection
     snapshot: SnapshotSection = SnapshotSection()
     spaces: SpacesSection = SpacesSection()
+    columns: ColumnsSection = ColumnsSection()
     state: StateSection = StateSection()
     kafka: KafkaSection
     format: FormatSection = FormatSection()
@@ -454,6 +456,7 @@ def _with_absolute_paths(config: Config, directory: Path) -> Config:
     return config.model_copy(
         update={
             "source": source,
+            "columns": config.columns.with_absolute_paths(directory),
             "state": config.state.model_copy(update={"path": directory / config.state.path}),
             "tap": _tap_with_absolute_paths(config.tap, directory),
             "kafka": kafka.model_copy(update={"properties": kafka.properties | files}),

@@ -33,6 +33,8 @@ def options_of(config: Config) -> PipelineOptions:
         on_error=config.format.on_error,
         on_image_error=config.format.on_image_error,
         formats=formats_of(config),
+        column_rules=config.columns.rules,
+        salt=config.columns.secret(),
         transaction_bytes_max=config.source.transaction_bytes_max,
     )
 
@@ -175,7 +177,8 @@ def begin(plan: StartPlan, checkpoint: Checkpoint, writer: StateWriter | None, s
 
 
 def doubts_about_spaces(config: Config, checkpoint: Checkpoint) -> list[str]:
-    """Return warnings about patterns that match no space of the current schema, or leave no space to be published."""
+    """Return warnings about patterns that match no space or column of the current schema, or leave no space to be published."""
     include, exclude = list(config.spaces.include), list(config.spaces.exclude)
     is_default = "include" not in config.spaces.model_fields_set
-    return list(patterns.doubts(include, exclude, checkpoint.spaces.values(), is_default=is_default))
+    found = list(patterns.doubts(include, exclude, checkpoint.spaces.values(), is_default=is_default))
+    return [*found, *options_of(config).columns().without_effect(checkpoint.published_forms())]

@@ -304,6 +304,8 @@ class Daemon:
             except PublishAborted:
                 raise
             except CdcError as error:
+                if self._config.columns.rules:
+                    error.conceal()
                 self._source.failed(error)
                 self._settle_or_go_back(stream.collect_submitted, error)
                 raise
@@ -315,13 +317,12 @@ class Daemon:
 
     def _known(self) -> Known:
         """Return what is known before the next connection. Raises StateError."""
-        is_first = self._connect_count == 0
         return known_before(
             self._config,
             self._checkpoint,
             self._writer,
             forced=self._forced_snapshot,
-            is_first_connect=is_first,
+            is_first_connect=self._connect_count == 0,
             is_store_ours=self._is_store_ours,
             witnesses=self._given.witnesses if self._given is not None else None,
         )

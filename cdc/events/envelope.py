@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
+from cdc.events.columns import NO_COLUMN_RULES, ColumnRules
 from cdc.events.json_values import encode
 from cdc.events.row_encoder import Encode, RowEncoder
 from cdc.positions.position import Position
@@ -116,6 +117,8 @@ class SpacePieces:
     schema: bytes
     """The piece between `seq` and the vclock."""
     openings: Openings = OPENINGS
+    is_compiled: bool = True
+    """Whether the compiled row path can make the space's events, if it makes those of the formats."""
     row_of_key: Encode | None = None
     """Encodes a row of which only the key is known, for the `before` of a `d`; None if such a `before` is null."""
     shows_before: bool = True
@@ -162,6 +165,7 @@ class SpaceEvents:
         self.topic = topic
         self.key, self.key_of, self.rows, self.patch = pieces.key, pieces.key_of, pieces.rows, pieces.patch
         self.table, self.schema, self.openings = pieces.table, pieces.schema, pieces.openings
+        self.is_compiled = pieces.is_compiled
         self._row_of_key = pieces.row_of_key
         self.shows_before = pieces.shows_before
         self.row_plan, self.key_plan = pieces.row_plan, pieces.key_plan
@@ -228,6 +232,8 @@ class Envelope:
         """`keys` is given if keys have another format than values."""
         self._prefix = prefix
         self._keys = keys
+        self.columns: ColumnRules = NO_COLUMN_RULES
+        """Rules that say which fields of rows are published, and which are masked."""
         # Ends before the time, the first variable field.
         self.source = b',"source":{"version":%b,"connector":"tarantool","name":%b,' % (encode(version), encode(prefix))
 
@@ -240,9 +246,13 @@ class Envelope:
         """Return the pieces of one form.
 
         `server_version` is given for a space without images: its events contain the version, because versions differ in how they
-        apply the operations in a patch. Raises ConfigurationError if the format has no name for a part of the form.
+        apply the operations in a patch. Raises ConfigurationError if the format has no name for a part of the form, or if the
+        rules for columns don't fit the form.
         """
-        found = self._value_pieces(form, topic, server_uuid, server_version)
+        shown = self.columns.shown(form)
+        found = self._value_pieces(shown, topic, server_uuid, server_version)
+        if shown is not form:
+            found = replace(found, is_compiled=False)
         if self._keys is None:
             return found
         keys = self._keys(form, topic)
@@ -307,6 +317,7 @@ class Envelope:
     ) -> tuple[bytes, bytes]:
         """Return key and value for the schema topic. `origin` is (replica id, lsn, tsn) of the row, None in a snapshot."""
         form = change.form
+        table_of = self.columns.shown
         replica_id, lsn, tsn = origin if origin is not None else (None, None, None)
         source = {
             **_times(now_us),
@@ -327,7 +338,7 @@ class Envelope:
         table: dict[str, Any] = {"type": change.kind.value, "id": f'"{form.name}"'}
         if change.previous_name is not None:
             table["previousId"] = f'"{change.previous_name}"'
-        table["table"] = None if change.kind is ChangeKind.DROP else _table(form)
+        table["table"] = None if change.kind is ChangeKind.DROP else _table(table_of(form))
         value = (
             b"{"
             + self.source[1:]

@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from cdc.errors import EncodingError, excerpt
+from cdc.events.columns import plan_of, shown_rows
 from cdc.events.json_values import SAFE_TYPES, WAY_OUT, encode, plain
 from cdc.events.key_text import key_converter
 from cdc.schema.forms import KeyPart, SpaceForm
@@ -47,12 +48,16 @@ _TOO_DEEP: Final = "a value is nested too deeply to be written as JSON"
 class RowEncoder:
     """Encoder of tuples, keys and operations of one form. Methods raise EncodingError or SchemaError.
 
+    If it is a ShownForm, rows and operations are encoded as its rules say; tuples are given with all their fields.
+
     `key` encodes a key as in a DELETE or UPDATE (its parts in order), `key_of` the key of a tuple; both return a JSON object.
     `rows[n]` encodes a tuple of n fields as an object with exactly these fields.
     """
 
     def __init__(self, form: SpaceForm) -> None:
         self.form = form
+        self._plan = plan_of(form)
+        self._stored_form = form if self._plan is None else self._plan.form
         names = [form.part_name(index) for index in range(len(form.key_parts))]
         # By a struct's number of fields: the encoder of tuples with all fields, and that of shorter tuples.
         self._sized: dict[int, tuple[Encode, Encode]] = {}
@@ -68,11 +73,13 @@ class RowEncoder:
         else:
             self.key = _key_encoder(names, form.key_parts)
             self.key_of = self._compile_key_of(names)
-            self.rows = _Rows(self._compile_row)
+            self.rows = shown_rows(form, _Rows(self._compile_row))
 
     def patch(self, operations: object, base: int) -> bytes:
         """Encode an UPDATE's or UPSERT's operations as a JSON array; `base` is the request's INDEX_BASE."""
-        resolved = normalise(operations, base=base, names=self.form.field_names)
+        resolved = normalise(operations, base=base, names=self._stored_form.field_names)
+        if self._plan is not None:
+            resolved = self._plan.operations(resolved)
         try:
             return encode([self._operation(operation) for operation in resolved])
         except RecursionError as error:
@@ -101,6 +108,9 @@ class RowEncoder:
         field_count = len(self.form.fields)
         if length > field_count + _BEYOND_MAX:
             return self._compile(length, is_struct=False)[0], False
+        if self._plan is not None and length != field_count:
+            # Which fields past the format are published is known only as far as a tuple has them.
+            return self._compile(length, is_struct=False)[0], True
         if length > field_count:
             size = field_count + _BEYOND_MAX
         else:
@@ -125,7 +135,7 @@ class RowEncoder:
         return _encoder(build, unsafe), _encoder(build, unsafe, is_whole=False)
 
     def _compile_key_of(self, names: list[str]) -> Encode:
-        form, parts, key = self.form, self.form.key_parts, self.key
+        form, parts, key = self._stored_form, self._stored_form.key_parts, self.key
         if len(parts) == 1 and parts[0].type in PLAIN_FIELD_TYPES and not parts[0].path:
             place, build = parts[0].field, _builder(names, takes_fewer=False)
 

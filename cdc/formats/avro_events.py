@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from cdc.events.columns import shown_rows
 from cdc.events.envelope import Envelope, KeyEncoders, KeyPieces, Openings, SharedPieces, SpaceEvents, SpacePieces
 from cdc.events.row_encoder import RowEncoder
 from cdc.formats import rows, schemas
@@ -89,7 +90,7 @@ class AvroEnvelope(Envelope):
         return SpacePieces(
             key=json.key,
             key_of=json.key_of,
-            rows=rows.ColumnRows(form, columns, in_record),
+            rows=shown_rows(form, rows.ColumnRows(form, columns, in_record)),
             patch=lambda operations, base: binary(json.patch(operations, base)),
             table=table,
             schema=schema,

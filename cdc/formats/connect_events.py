@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from cdc.errors import EncodingError
+from cdc.events.columns import shown_rows
 from cdc.events.envelope import Envelope, KeyEncoders, KeyPieces, Openings, SpaceEvents, SpacePieces
 from cdc.events.json_values import WAY_OUT, encode
 from cdc.events.row_encoder import RowEncoder
@@ -138,7 +139,7 @@ class ConnectEnvelope(Envelope):
         return SpacePieces(
             key=json.key,
             key_of=json.key_of,
-            rows=rows.ColumnRows(form, columns, in_object),
+            rows=shown_rows(form, rows.ColumnRows(form, columns, in_object)),
             # The operations are of the type io.debezium.data.Json: a string.
             patch=lambda operations, base: encode(json.patch(operations, base).decode()),
             openings=_openings(self._beginning(envelope, topic)),

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NoReturn
 
 from cdc.errors import EncodingError
+from cdc.events.columns import shown_rows
 from cdc.events.envelope import Envelope, Openings, SharedPieces, SpaceEvents, SpacePieces
 from cdc.events.json_values import WAY_OUT, encode
 from cdc.events.row_encoder import Encode, RowEncoder
@@ -152,7 +153,7 @@ class FlatConnectEnvelope(connect_events.ConnectEnvelope, FlatEnvelope):
         return self._flat_pieces(
             form,
             RowEncoder(form),
-            _Bare(rows.ColumnRows(form, columns, assemble)),
+            _Bare(shown_rows(form, rows.ColumnRows(form, columns, assemble))),
             None if row_of_key is None else _bare(row_of_key),
             self._beginning(_struct(f"{self._prefix}.{form.name}", columns), topic),
         )
@@ -180,7 +181,7 @@ class FlatProtoEnvelope(ProtoEnvelope):
         return SpacePieces(
             key=json.key,
             key_of=json.key_of,
-            rows=rows.ColumnRows(form, columns, in_message),
+            rows=shown_rows(form, rows.ColumnRows(form, columns, in_message)),
             patch=_no_patch(form),
             table=b"",
             schema=b"",
@@ -223,7 +224,7 @@ class FlatAvroEnvelope(avro_events.AvroEnvelope):
         return SpacePieces(
             key=json.key,
             key_of=json.key_of,
-            rows=rows.ColumnRows(form, columns, assemble),
+            rows=shown_rows(form, rows.ColumnRows(form, columns, assemble)),
             patch=_no_patch(form),
             table=b"",
             schema=b"",

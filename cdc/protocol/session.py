@@ -345,7 +345,8 @@ class Session:
             self._see_term(body.get(Key.TERM, 0))
         else:
             kind = header[Key.REQUEST_TYPE]
-            raise UnsupportedRowError(f"the snapshot's META stage has a row of type {kind}: {excerpt(header)} {excerpt(body)}")
+            what = f"the snapshot's META stage has a row of type {kind}"
+            raise UnsupportedRowError.quoting(what, f"{excerpt(header)} {excerpt(body)}")
 
     def _see_term(self, term: Any) -> None:
         if type(term) is not int or term < 0:
@@ -369,9 +370,9 @@ class Session:
         else:
             # A row of this type may be a change, so skipping it could lose data.
             name = TYPE_NAMES.get(kind, "unknown")
-            raise UnsupportedRowError(
-                f"the server sent a row of type {kind} ({name}), which this version can't follow: "
-                f"header {excerpt(header)}, body {excerpt(body)}"
+            raise UnsupportedRowError.quoting(
+                f"the server sent a row of type {kind} ({name}), which this version can't follow",
+                f"header {excerpt(header)}, body {excerpt(body)}",
             )
 
     def _ok(self, header: Header, body: Body, events: list[Event]) -> None:

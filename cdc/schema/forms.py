@@ -90,6 +90,8 @@ class SpaceForm:
     is_replicated: bool = True
     # A space's engine never changes, and doesn't affect the form of rows, so it isn't compared.
     is_vinyl: bool = field(default=False, compare=False)
+    # What the rules for columns change of the published rows, so that a changed rule makes another form; empty if nothing.
+    columns: str = ""
     # Number of the form, counted over all published spaces; 0 until the form is published. It isn't a part of the form itself.
     schema_version: int = field(default=0, compare=False)
 
@@ -154,3 +156,5 @@ class StoredSpace:
     space_row: list[Any]
     index_rows: dict[int, list[Any]]
     schema_version: int
+    columns: str = ""
+    """`SpaceForm.columns` of the published form."""

@@ -60,11 +60,18 @@ class SchemaTracker:
     needs its form.
     """
 
-    def __init__(self, stored: Iterable[StoredSpace] = (), schema_version: int = 0) -> None:
+    def __init__(
+        self,
+        stored: Iterable[StoredSpace] = (),
+        schema_version: int = 0,
+        columns: Callable[[SpaceForm], str] | None = None,
+    ) -> None:
+        """`columns` returns what a form has as `columns`; without it, forms keep what is stored."""
         self._space_rows: dict[int, list[Any]] = {}
         self._index_rows: dict[int, dict[int, list[Any]]] = {}
         # Published forms. Invariant: their versions are distinct and not above self.schema_version.
         self._known: dict[int, SpaceForm] = {}
+        self._columns = columns
         self._touched: dict[int, None] = {}
         self.last_touched: int | None = None
         """Id of the space whose system row was applied last."""
@@ -79,7 +86,7 @@ class SchemaTracker:
             if space.schema_version:
                 form = self._derive(space.space_id) or self._derive(space.space_id, _LOST_PRIMARY)
                 if form is not None:
-                    self._known[space.space_id] = replace(form, schema_version=space.schema_version)
+                    self._known[space.space_id] = replace(form, schema_version=space.schema_version, columns=space.columns)
 
     def __contains__(self, space_id: int) -> bool:
         return space_id in self._space_rows
@@ -127,6 +134,7 @@ class SchemaTracker:
             # A copy, because the checkpoint is written later and must hold the state at this position.
             dict(self._index_rows.get(space_id, {})),
             known.schema_version if known is not None else 0,
+            known.columns if known is not None else "",
         )
 
     def begin_snapshot(self) -> None:
@@ -297,6 +305,9 @@ class SchemaTracker:
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise SchemaError(f"the system rows of space {space_id} can't be read: {excerpt(row)} {excerpt(primary)}") from error
         known = self._known.get(space_id)
+        columns = self._columns(form) if self._columns is not None else known.columns if known is not None else ""
+        if columns:
+            form = replace(form, columns=columns)
         return replace(form, schema_version=known.schema_version) if known == form else form
 
 

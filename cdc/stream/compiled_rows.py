@@ -63,7 +63,7 @@ class Encoders(dict[Any, SpaceEvents | None]):
         path.remove_plan(space_id)
         if space is None:
             path.skip_space(space_id, is_synchronous)
-        elif space.changes_by != "nobody":
+        elif space.changes_by != "nobody" and space.is_compiled:
             _set_plan(path, space, is_synchronous=is_synchronous)
 
     def pop(self, space_id: SupportsIndex, default: Any = None) -> Any:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Final, Literal
 from uuid import UUID
 
+from cdc.events.columns import ColumnRule, ColumnRules
 from cdc.events.topics import SpaceFilter, TopicNames
 from cdc.formats.options import JSON_FORMATS, FormatOptions
 from cdc.stream.transactions.transaction import Spool
@@ -28,6 +29,9 @@ class PipelineOptions:
     on_error: Literal["fail", "dlq"] = "fail"
     on_image_error: Literal["fail", "dlq"] = "fail"
     formats: FormatOptions = JSON_FORMATS
+    column_rules: Sequence[ColumnRule] = ()
+    salt: bytes = field(default=b"", repr=False)
+    """Secret with which values of columns are hashed."""
     transaction_bytes_max: int = 64 * 1024 * 1024
     """Size, in bytes, from which a source transaction waits on disk for its end."""
     batch_bytes_max: int = 1024 * 1024
@@ -36,6 +40,10 @@ class PipelineOptions:
     def space_filter(self) -> SpaceFilter:
         """Return the filter that selects the published spaces, by id and name."""
         return SpaceFilter(self.include, self.exclude)
+
+    def columns(self) -> ColumnRules:
+        """Return the rules that say what of the rows' columns is published."""
+        return ColumnRules(self.column_rules, self.salt)
 
 
 @dataclass(frozen=True, slots=True)

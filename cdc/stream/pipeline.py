@@ -69,8 +69,10 @@ class Pipeline:
         if images is not None:
             images.restore_doubtful(position.doubtful)
         envelope = new_envelope(__version__, options.prefix, options.formats)
+        columns = envelope.columns = options.columns()
         builder = BatchBuilder(surroundings.new_names(options.prefix), position.seq, options.batch_bytes_max)
-        spaces = Spaces(surroundings, SchemaTracker(stored, position.schema_version), envelope, builder, images)
+        schema = SchemaTracker(stored, position.schema_version, columns.mark)
+        spaces = Spaces(surroundings, schema, envelope, builder, images)
         refusals = Refusals(options, spaces, builder, images, str(server_uuid))
         context = EventContext(options, spaces, envelope, builder, images, refusals)
         base = replace(position, server_uuid=server_uuid, last_rows=last_rows_of(position, server_uuid))

@@ -9,6 +9,7 @@ from typing import Final
 
 from cdc.errors import CdcError, ImageError, ProtocolError, SchemaError
 from cdc.events import topics
+from cdc.events.columns import CONCEALED
 from cdc.events.json_values import encode
 from cdc.images.overlay import Images
 from cdc.protocol.constants import TYPE_NAMES, Key
@@ -26,22 +27,37 @@ SNAPSHOT = Transaction(0, 0, 0, 0.0, 0, [])
 """Placeholder for the transaction of rows that have none."""
 
 
-def at_row(error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space: str = "") -> CdcError:
-    """Return the same error with the row that it is about, the row's space if known, and its body as received."""
-    row = f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}){space}, body {body[:_SHOWN_BYTES].hex(' ')}"
-    return type(error)(f"{error.message}; {row}", error.hint)
+def at_row(error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes | None, space: str = "") -> CdcError:
+    """Return the same error with the row that it is about, the row's space if known, and its body as received.
+
+    `body` is None if it must not be shown. Then the error's message isn't shown either, if it may quote values.
+    """
+    shown = f"body {body[:_SHOWN_BYTES].hex(' ')}" if body is not None else f"whose body {CONCEALED}"
+    row = f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}){space}, {shown}"
+    message = error.message if body is not None else _without_values(error)
+    return type(error)(f"{message}; {row}", error.hint)
 
 
-def malformed(transaction: Transaction, kind: int, lsn: int, body: bytes) -> ProtocolError:
-    """Return the error for a row of the stream whose body doesn't fit its type."""
-    return ProtocolError(
-        f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}) has a malformed body: {body[:_SHOWN_BYTES].hex(' ')}"
-    )
+def _without_values(error: CdcError) -> str:
+    """Return an error's message, or a general one if the message may quote values that the rules for columns conceal."""
+    if type(error) is SchemaError:
+        return "a row doesn't fit the form of its space, or its operations can't be read"
+    if isinstance(error, ImageError):
+        return "a row can't be applied to the row that is kept under its key"
+    # Encoders get the values as they are published, and other errors are about spaces.
+    return error.message
 
 
-def malformed_in_snapshot(frame: bytes) -> ProtocolError:
-    """Return the error for a row of a snapshot that isn't an INSERT into a space."""
-    return ProtocolError(f"a row of the snapshot can't be read: {frame[:_SHOWN_BYTES].hex(' ')}")
+def malformed(transaction: Transaction, kind: int, lsn: int, body: bytes | None) -> ProtocolError:
+    """Return the error for a row of the stream whose body doesn't fit its type; `body` is None if it must not be shown."""
+    shown = f": {body[:_SHOWN_BYTES].hex(' ')}" if body is not None else f", which {CONCEALED}"
+    return ProtocolError(f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}) has a malformed body{shown}")
+
+
+def malformed_in_snapshot(frame: bytes | None) -> ProtocolError:
+    """Return the error for a row of a snapshot that isn't an INSERT into a space; `frame` is None if it must not be shown."""
+    shown = f": {frame[:_SHOWN_BYTES].hex(' ')}" if frame is not None else f"; it {CONCEALED}"
+    return ProtocolError(f"a row of the snapshot can't be read{shown}")
 
 
 def stored_body(space_id: int, tuple_: bytes) -> bytes:
@@ -50,13 +66,17 @@ def stored_body(space_id: int, tuple_: bytes) -> bytes:
 
 
 def dead_letter(
-    error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object, server_uuid: str
+    error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes | None, space_id: object, server_uuid: str
 ) -> tuple[bytes, bytes]:
-    """Return key and value for the dead-letter topic, with everything needed to apply the row again."""
+    """Return key and value for the dead-letter topic, with everything needed to apply the row again.
+
+    `body` is None if it must not be published: then the row has to be taken from the server's log.
+    """
+    shown = str(error) if body is not None else str(CdcError(_without_values(error), error.hint))
     identity = {"replica_id": transaction.replica_id, "lsn": lsn}
     letter = {
         **identity,
-        "error": str(error),
+        "error": shown,
         "tsn": transaction.tsn,
         "type": TYPE_NAMES.get(kind, str(kind)),
         "space_id": space_id,
@@ -82,7 +102,7 @@ class Refusals:
     def refuse(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
         """Raise the error of a row that can't be encoded, or write the row and its body as received to the dead-letter topic."""
         if self._options.on_error == "fail":
-            raise at_row(error, transaction, kind, lsn, body, self._space_text(space_id)) from error
+            raise self.at_row(error, transaction, kind, lsn, body, space_id) from error
         self._set_aside(error, transaction, kind, lsn, body, space_id)
 
     def refuse_unappliable(
@@ -91,11 +111,28 @@ class Refusals:
         """Raise the error of a row that can't be applied to the images, or mark its key as doubtful and set the row aside."""
         assert self._images is not None
         if self._options.on_image_error == "fail" or error.key is None or not self._images.mark_doubtful(error.key):
-            raise at_row(error, transaction, kind, lsn, body, self._space_text(space_id)) from error
+            raise self.at_row(error, transaction, kind, lsn, body, space_id) from error
         self._set_aside(error, transaction, kind, lsn, body, space_id)
 
+    def at_row(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> CdcError:
+        """Return the error of a row, as the function `at_row` does, as far as the rules for columns let it be shown."""
+        return at_row(error, transaction, kind, lsn, self.shown_body(body, space_id), self._space_text(space_id))
+
+    def malformed(self, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> ProtocolError:
+        """Return the error for a row of the stream whose body doesn't fit its type."""
+        return malformed(transaction, kind, lsn, self.shown_body(body, space_id))
+
+    def malformed_in_snapshot(self, frame: bytes, space_id: object) -> ProtocolError:
+        """Return the error for a row of a snapshot that isn't an INSERT into a space."""
+        return malformed_in_snapshot(self.shown_body(frame, space_id))
+
+    def shown_body(self, body: bytes, space_id: object) -> bytes | None:
+        """Return a row's body; None if the rules for columns don't let it be shown."""
+        return None if self._spaces.conceals(space_id) else body
+
     def _set_aside(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
-        self._builder.control(topics.DLQ, *dead_letter(error, transaction, kind, lsn, body, space_id, self._server_uuid))
+        shown = self.shown_body(body, space_id)
+        self._builder.control(topics.DLQ, *dead_letter(error, transaction, kind, lsn, shown, space_id, self._server_uuid))
 
     def _space_text(self, space_id: object) -> str:
         try:

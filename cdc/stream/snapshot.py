@@ -32,7 +32,7 @@ from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import TRACKED_SPACES
 from cdc.stream.backfill import abort
 from cdc.stream.event_context import EventContext
-from cdc.stream.row_errors import SNAPSHOT, at_row, malformed_in_snapshot, stored_body
+from cdc.stream.row_errors import SNAPSHOT, stored_body
 
 SPACE_ID: Final = Key.SPACE_ID
 TUPLE: Final = Key.TUPLE
@@ -341,7 +341,7 @@ class Snapshot:
             try:
                 has_encoder = space_id in encoders
             except TypeError as error:  # an array or a map
-                raise malformed_in_snapshot(frame) from error
+                raise self._refusals.malformed_in_snapshot(frame, space_id) from error
             space = encoders[space_id] if has_encoder else self._slow_path_encoder(header, body, frame)
             if space is None:
                 continue
@@ -364,7 +364,7 @@ class Snapshot:
                 encoders[space_id] = self._spaces.widen(space.form, error.width)
                 yield from self._rows(((header, body, frame),))
             except MALFORMED_BODY as error:
-                raise malformed_in_snapshot(frame) from error
+                raise self._refusals.malformed_in_snapshot(frame, space_id) from error
             if builder.byte_count > bytes_max:
                 yield
 
@@ -418,7 +418,7 @@ class Snapshot:
         """Return the encoder for a row of a system space or the first row of a space, None if the row has no event."""
         space_id, tuple_ = body.get(SPACE_ID), body.get(TUPLE)
         if header.get(Key.REQUEST_TYPE) != INSERT or type(space_id) is not int or not isinstance(tuple_, list):
-            raise malformed_in_snapshot(frame)
+            raise self._refusals.malformed_in_snapshot(frame, space_id)
         if space_id > SYSTEM_SPACE_MAX:
             self._complete_schema()
         replicaset_uuid = replicaset_uuid_in(body)
@@ -435,7 +435,7 @@ class Snapshot:
             self._record_whether_known(form)
             space = self._spaces.new_encoder(form)
         except SchemaError as error:
-            raise at_row(error, SNAPSHOT, INSERT, 0, body_of(frame)) from error
+            raise self._refusals.at_row(error, SNAPSHOT, INSERT, 0, body_of(frame), space_id) from error
         self._spaces.encoders[space_id] = space
         return space
 

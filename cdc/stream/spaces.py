@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from cdc.errors import KeysChangedError, UnkeyableError, UnseenRowsError
+from cdc.errors import KeysChangedError, SchemaError, UnkeyableError, UnseenRowsError
 from cdc.events import topics
+from cdc.events.columns import CONCEALED
 from cdc.events.envelope import Envelope, SpaceEvents
 from cdc.events.topics import SpaceFilter
 from cdc.formats.names import check_names
@@ -26,7 +27,7 @@ from cdc.protocol.system_spaces import INDEX_SPACE
 from cdc.schema.fitting import check_types
 from cdc.schema.forms import ChangeKind, SpaceForm, StoredSpace
 from cdc.schema.keys import is_keyable
-from cdc.schema.tracker import SchemaTracker
+from cdc.schema.tracker import TRACKED_SPACES, SchemaTracker
 from cdc.stream.batch import BatchBuilder
 from cdc.stream.compiled_rows import Encoders, compiled_row_path
 from cdc.stream.options import Surroundings
@@ -93,7 +94,8 @@ class Spaces:
         self._formats = surroundings.options.formats
         for form in self.published_forms() if images is not None else ():
             check_types(form)
-        check_names(self.published_forms(), self._formats)
+        self._columns = envelope.columns
+        self._check_published()
         # Spaces that got an unpublished name in the current transaction, and have no rows under it so far.
         self._newly_unpublished: dict[int, str | None] = {}
 
@@ -191,6 +193,10 @@ class Spaces:
             yield from self._images.rekey(form)
         except UnkeyableError as error:
             self._images.spaces_without_images[form.name] = error.message
+        except KeysChangedError as error:
+            if self.conceals(form.space_id):
+                error.message = f"a row of space {form.name!r}, which {CONCEALED}, can't have the space's new primary key"
+            raise
 
     def publish_schema_changes(
         self,
@@ -221,7 +227,7 @@ class Spaces:
             if change.kind is ChangeKind.DROP or change.previous_name is not None:
                 self._names.release(change.form.space_id)
         if changes:
-            check_names(self.published_forms(), self._formats)
+            self._check_published()
         position = replace(position, seq=self._builder.seq)
         for change in changes:
             form = change.form
@@ -235,6 +241,30 @@ class Spaces:
             self._builder.control(topics.SCHEMA, *self._envelope.schema_record(change, position, now_us, changed_by))
         for space_id in touched:
             self._builder.stored[space_id] = self.schema.stored(space_id)
+
+    def conceals(self, space_id: object) -> bool:
+        """Return whether the rules for columns forbid to show a space's rows as they were received.
+
+        They do if the space isn't known. The system's rows that the schema is made from are never concealed.
+        """
+        if not self._columns:
+            return False
+        if type(space_id) is not int:
+            return True
+        if space_id in TRACKED_SPACES:
+            return False
+        try:
+            return self._columns.conceals(self.schema.form(space_id))
+        except SchemaError:
+            return True
+
+    def _check_published(self) -> None:
+        """Raise ConfigurationError for forms that can't be published as configured.
+
+        The rules for columns may contradict each other, or concern the primary key. Names of fields, or of spaces, may become one
+        in a format that doesn't keep all names.
+        """
+        check_names([self._columns.shown(form) for form in self.published_forms()], self._formats)
 
     def is_left_out(self, form: SpaceForm) -> bool:
         """Return whether a formerly published space exists unchanged, and only the configuration leaves it out now."""

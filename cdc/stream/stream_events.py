@@ -24,7 +24,6 @@ from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import TRACKED_SPACES
 from cdc.stream.event_context import EventContext
 from cdc.stream.fragments import BinaryFragments, EventFragments, OriginTexts
-from cdc.stream.row_errors import at_row, malformed
 from cdc.stream.transactions.assembler import rows_of
 from cdc.stream.transactions.transaction import Row, Transaction
 
@@ -122,7 +121,7 @@ class StreamEvents:
             try:
                 has_encoder = space_id in encoders
             except TypeError as error:  # an array or a map
-                raise malformed(transaction, kind, lsn, body_of(frame)) from error
+                raise refusals.malformed(transaction, kind, lsn, body_of(frame), space_id) from error
             space = encoders[space_id] if has_encoder else self._slow_path_encoder(fragments, kind, lsn, body, frame)
             fragments.row_number = row_number + 1
             builder.row_count += 1
@@ -144,7 +143,7 @@ class StreamEvents:
                     return False
                 continue
             except MALFORMED_BODY as error:
-                raise malformed(transaction, kind, lsn, body_of(frame)) from error
+                raise refusals.malformed(transaction, kind, lsn, body_of(frame), space_id) from error
             if change is None:
                 continue
             key, opening, content = change
@@ -170,17 +169,18 @@ class StreamEvents:
         """Return the encoder for a row whose space has none, or None if the row has no event."""
         if kind not in DATA_TYPES:
             if kind in SYNCHRO_TYPES and fragments.transaction.row_count > 1:
-                raise malformed(fragments.transaction, kind, lsn, body_of(frame))  # the master always writes it by itself
+                # The master always writes it by itself.
+                raise self._refusals.malformed(fragments.transaction, kind, lsn, body_of(frame), body.get(SPACE_ID))
             return None  # NOP, and messages between the cluster's members, publish nothing
         space_id = body.get(SPACE_ID)
         if type(space_id) is not int:
-            raise malformed(fragments.transaction, kind, lsn, body_of(frame))
+            raise self._refusals.malformed(fragments.transaction, kind, lsn, body_of(frame), None)
         try:
             if space_id in TRACKED_SPACES:
                 self._schema_row(fragments, kind, lsn, body)
             return self._space(space_id, fragments)
         except (EncodingError, SchemaError) as error:
-            raise at_row(error, fragments.transaction, kind, lsn, body_of(frame)) from error
+            raise self._refusals.at_row(error, fragments.transaction, kind, lsn, body_of(frame), space_id) from error
 
     def _schema_row(self, fragments: EventFragments, kind: int, lsn: int, body: Body) -> None:
         """Fold a system row. If it removes a space's rows, publish that while the space still has the form of these rows."""

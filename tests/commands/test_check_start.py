@@ -13,6 +13,7 @@ import pytest
 
 from cdc.commands.check_start import (
     of_cluster,
+    of_columns,
     of_deleted_topics,
     of_kafka,
     of_limits,
@@ -25,13 +26,14 @@ from cdc.commands.check_start import (
 from cdc.config import Config, parse
 from cdc.daemon import admission
 from cdc.daemon.admission import StateDirectoryLock
+from cdc.events.columns import ColumnRules
 from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.topic_settings import Setting
 from cdc.ops import asking
 from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
-from cdc.schema.forms import StoredSpace
+from cdc.schema.forms import Field, KeyPart, SpaceForm, StoredSpace
 from cdc.store.files import daemon_named, is_locked
 from cdc.store.numbers_file import NumbersFile
 from cdc.store.store import StateStore
@@ -279,3 +281,20 @@ def test_who_uses_a_store_shows_without_taking_it(tmp_path: Path) -> None:
     store.close()
     assert not is_locked(tmp_path / "images")
     StateStore(tmp_path / "images").close()
+
+
+def test_rules_for_columns() -> None:
+    fields = (Field("id", "unsigned", is_nullable=False), Field("email", "string", is_nullable=True))
+    users = SpaceForm(512, "users", fields, (KeyPart(0, "", "unsigned"),))
+
+    def found(*rules: dict[str, Any]) -> list[str]:
+        columns = config(columns={"rules": [{"spaces": "users", **rule} for rule in rules]}).columns
+        return list(map(str, of_columns(ColumnRules(columns.rules), [users])))
+
+    assert not found({"exclude": ["email"]})
+    (refused,) = found({"exclude": ["id|email"]})
+    assert refused.startswith("columns: FAILED: ")
+    assert "in the primary key of space 'users'" in refused
+    (useless,) = found({"exclude": ["mail"]})
+    assert useless.startswith("columns: warning: ")
+    assert "'mail' matches no column of users" in useless

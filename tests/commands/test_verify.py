@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,12 +13,17 @@ import pytest
 
 from cdc.commands import verify
 from cdc.config import parse
+from cdc.config.columns import ColumnsRule
 from cdc.errors import ConnectionLostError, StateError
+from cdc.events.columns import ColumnRules
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
+from cdc.protocol.extensions import OpaqueExtension
 from cdc.protocol.session import Event, Heartbeat, Subscribed
+from cdc.schema.forms import Field, KeyPart, SpaceForm
 from cdc.sources.connection import Connection
 from cdc.stream.pipeline import Pipeline
+from tests.fakes.wire import pack
 
 
 @dataclass
@@ -111,3 +117,22 @@ def test_a_store_that_is_not_there(tmp_path: Path) -> None:
         "lost, start the daemon once with --rebuild-state",
     ):
         assert words in text
+
+
+def test_differences_are_shown_as_events_show_rows() -> None:
+    fields = tuple(Field(name, "any", is_nullable=True) for name in ("id", "email", "city"))
+    form = SpaceForm(512, "users", fields, (KeyPart(0, "", "unsigned"),))
+    space = verify._Space(form, 512, ColumnRules([ColumnsRule(spaces="users", exclude=["email"], mask={"city": "***"})]))
+    ours, theirs = pack([1, "secret", "secret"]), pack([1, "secret too", "secret"])
+    assert not space.shows_alike(ours, theirs), "what differs is found in columns that aren't shown, too"
+    row = {"id": 1, "city": "***"}
+    assert json.loads(space.line("different", ours, theirs, None)) == {
+        "space": "users",
+        "key": {"id": 1},
+        "what": "different",
+        "ours": row,
+        "theirs": row,
+    }
+    unkeyed = pack([OpaqueExtension(99, b"secret"), "secret"])
+    assert "secret" not in space.line("missing", None, unkeyed, None)
+    assert b"secret".hex() not in space.line("missing", None, unkeyed, None)

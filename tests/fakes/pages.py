@@ -9,7 +9,7 @@ import ast
 import inspect
 from collections.abc import Iterator
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any, Final, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -66,6 +66,8 @@ def _sections(name: str, section: Any) -> Iterator[tuple[str, Any]]:
         yield name, section
         for key, field in section.model_fields.items():
             yield from _sections(f"{name}.{key}", field.annotation)
+    elif get_origin(section) is list and isinstance(get_args(section)[0], type) and issubclass(get_args(section)[0], BaseModel):
+        yield f"[{name}]", get_args(section)[0]
 
 
 def configuration() -> Iterator[str]:

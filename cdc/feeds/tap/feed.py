@@ -17,6 +17,7 @@ import structlog
 
 from cdc.config import Config
 from cdc.errors import CdcError
+from cdc.events.columns import ColumnRules
 from cdc.feeds.tap.catching_up import CatchingUp, call_soon
 from cdc.feeds.tap.changes import Change, Changes, SpaceNames
 from cdc.feeds.tap.keeper import StoreUpdater
@@ -45,6 +46,7 @@ class Feed:
         """`fail` is called with the error that ended the reading, `forget` when all clients' keys have become unknown."""
         tap = config.tap
         self._config = tap
+        self._columns = config.columns
         self._fail = fail
         self._log = structlog.get_logger()
         self._patterns = [re.compile(pattern) for pattern in tap.spaces]
@@ -66,7 +68,9 @@ class Feed:
         self.own_store: TopicStore | None = None
         """Store that the server keeps itself; None if it reads the daemon's (see tap.store_path)."""
         if tap.store_path is None:
-            store = DaemonStore(config.state.path / "images", config.name, template, tap.vbuckets, view_seconds_max)
+            columns = ColumnRules(self._columns.rules, self._columns.secret())
+            path = config.state.path / "images"
+            store = DaemonStore(path, config.name, template, tap.vbuckets, view_seconds_max, columns)
         else:
             store = self.own_store = TopicStore(
                 tap.store_path, config.kafka.topic_prefix, tap.spaces, template, tap.vbuckets, view_seconds_max
@@ -142,7 +146,17 @@ class Feed:
         """Hash of the configuration that determines keys and values, and of which store's seqs tell their age."""
         tap = self._config
         clients = [[client.name, client.spaces] for client in tap.clients]
-        parts = [self._topics.prefix, tap.spaces, tap.key, tap.value, tap.vbuckets, clients, self.own_store is not None]
+        parts: list[object] = [
+            self._topics.prefix,
+            tap.spaces,
+            tap.key,
+            tap.value,
+            tap.vbuckets,
+            clients,
+            self.own_store is not None,
+        ]
+        if self._columns.rules:
+            parts += [self._columns.model_dump(exclude={"salt", "salt_file"}), self._columns.secret()]
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     @property

@@ -14,7 +14,9 @@ from typing import Any
 import lmdb
 
 from cdc.errors import EncodingError, SchemaError, StateError
+from cdc.events.columns import NO_COLUMN_RULES, ColumnRules, plan_of
 from cdc.events.row_encoder import RowEncoder
+from cdc.feeds.tap.changes import packed
 from cdc.feeds.tap.keys import KeyTemplate
 from cdc.feeds.tap.merging import Selection
 from cdc.feeds.tap.rows import BusyError, RowStore, View
@@ -34,6 +36,8 @@ class _Space:
     name: str
     encoder: RowEncoder
     template: KeyTemplate
+    is_masked: bool = False
+    """Whether clients don't get the tuples as they are, because of rules for columns."""
     prefix: bytes = b""
     number_field: int | None = None
     """Index of the primary key's field if the key is one integer and follows `prefix` in the client's key; otherwise None."""
@@ -43,13 +47,20 @@ class DaemonStore(RowStore):
     """Reader of one daemon's store."""
 
     def __init__(
-        self, path: Path, name: str, template: Callable[[str], KeyTemplate | None], vbucket_count: int, view_seconds_max: float
+        self,
+        path: Path,
+        name: str,
+        template: Callable[[str], KeyTemplate | None],
+        vbucket_count: int,
+        view_seconds_max: float,
+        columns: ColumnRules = NO_COLUMN_RULES,
     ) -> None:
         """`template` returns a space's key template, or None if the space isn't wanted."""
         super().__init__(vbucket_count, view_seconds_max)
         self._path = path
         self._name = name
         self._template = template
+        self._columns = columns
         self._environment: lmdb.Environment | None = None
         self._identity: tuple[int, int] | None = None
         self._databases: tuple[Any, ...] = ()
@@ -88,7 +99,7 @@ class DaemonStore(RowStore):
             if name is None:
                 continue
             names.append(name)
-            values.append(row if is_packed else shown)
+            values.append(shown if not is_packed else packed(shown) if space.is_masked else row)
         numbers = [(view.seq + number, view.seq) for number in range(frame_count, frame_count + len(names))]
         return self._frames(names, values, numbers, selection)
 
@@ -133,7 +144,8 @@ class DaemonStore(RowStore):
         template = self._template(form.name)
         if template is None:
             return None
-        space = _Space(numbers.get(form.space_id, form.space_id), form.name, RowEncoder(form), template)
+        space = _Space(numbers.get(form.space_id, form.space_id), form.name, RowEncoder(self._columns.shown(form)), template)
+        space.is_masked = plan_of(space.encoder.form) is not None
         part = form.key_parts[0]
         if template.prefix is not None and len(form.key_parts) == 1 and not part.path and part.type in ("unsigned", "integer"):
             space.prefix, space.number_field = template.prefix, part.field

@@ -129,6 +129,8 @@ def space_record(name: str, space_id: int, space: StoredSpace | None) -> tuple[b
         return key, None
     rows = pack([space.space_row, space.index_rows])
     value = {"space_id": space_id, "schema_version": space.schema_version, "rows": base64.b64encode(rows).decode()}
+    if space.columns:
+        value["columns"] = space.columns
     return key, encode(value)
 
 
@@ -166,7 +168,9 @@ def fold(name: str, key: bytes, value: bytes | None, checkpoint: Checkpoint) -> 
             content = json.loads(value)
             packed = base64.b64decode(content["rows"])
             space_row, index_rows = unpack(packed)
-            checkpoint.spaces[space_id] = StoredSpace(space_id, space_row, index_rows, content["schema_version"])
+            checkpoint.spaces[space_id] = StoredSpace(
+                space_id, space_row, index_rows, content["schema_version"], content.get("columns", "")
+            )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigurationError(
             f"the checkpoint topic holds a record that isn't a checkpoint's: {key[:200]!r}",

@@ -8,6 +8,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
+from cdc.config.columns import ColumnsRule
+from cdc.events.columns import ColumnRules
 from cdc.feeds.tap.keys import KeyTemplate
 from cdc.feeds.tap.merging import Selection
 from cdc.feeds.tap.rows import BusyError, Rows
@@ -134,3 +136,20 @@ def test_keys_of_other_fields(tmp_path: Path, write: Write) -> None:
 def test_a_store_of_nobody_is_waited_for(tmp_path: Path) -> None:
     with pytest.raises(BusyError):
         _opened(tmp_path).seq()
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_rows_obey_the_rules_for_columns(tmp_path: Path, write: Write, is_packed: bool) -> None:
+    write(7, {1: _row(1)})
+    write(7, {2: pack([2, PRICE, "more"])}, space_id=513)
+    rules = [ColumnsRule(spaces="users", mask={"price": "***"}), ColumnsRule(spaces="others", exclude=["price"])]
+    template = "{space}:{key}"
+    store = DaemonStore(
+        tmp_path, "shop", lambda space: KeyTemplate(template, space), 1024, view_seconds_max=60.0, columns=ColumnRules(rules)
+    )
+    found = {key: packet.value for key, packet in _all(store, is_packed=is_packed).items()}
+    store.close()
+    if is_packed:
+        assert found == {b"users:1": pack([1, "***"]), b"others:2": pack([2, "more"])}
+    else:
+        assert found == {b"users:1": b'{"id":1,"price":"***"}', b"others:2": b'{"id":2,"field_3":"more"}'}
