@@ -239,6 +239,7 @@ class Follower:
             return False
         ignored, catches_up = self._plan.ignored, follow_as is FollowAs.BEHIND
         self._recognition = self._expected_rows(position)
+        self._recognition.checksum = self._pipeline.checksum
         connection.session.subscribe(
             position.replicaset_uuid,
             self._vclock_for_upstream(self._recognition.subscribe_from),

@@ -8,18 +8,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+
+_BITS: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
 class LastRow:
-    """One row of the log: its origin and lsn, its request type, when the server wrote it, and a CRC-32 of its body."""
+    """One row of the log: its origin and lsn, its request type, when the server wrote it, and a checksum of its body.
+
+    The checksum is a CRC-32, or has more than 32 bits: those above tell of which kind it is. None: the row has none, because the
+    checkpoint mustn't tell anything about its values.
+    """
 
     replica_id: int
     lsn: int
     kind: int
     timestamp: float
-    checksum: int
+    checksum: int | None
+
+    def has_other_body(self, other: LastRow) -> bool:
+        """Return whether the bodies differ; False if that can't be told."""
+        if self.checksum is None or other.checksum is None or self.checksum >> _BITS != other.checksum >> _BITS:
+            return False
+        return self.checksum != other.checksum
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that checkpoints carry."""

@@ -78,6 +78,8 @@ class Pipeline:
         base = replace(position, server_uuid=server_uuid, last_rows=last_rows_of(position, server_uuid))
         events = StreamEvents(base, context)
         self.images = images
+        self.checksum = columns.checksum
+        """Makes the checksums of the rows at positions."""
         self._version = surroundings.version
         self._context = context
         self._events = events
@@ -168,7 +170,7 @@ class Pipeline:
         """
         self._events.now_us = now_us
         yield from self._stream.feed(frames, self._context.envelope.batch_time(now_us))
-        self._events.base = noted(self._events.base, at_position(frames, self._events.vclock))
+        self._events.base = noted(self._events.base, at_position(frames, self._events.vclock, self.checksum))
         yield from self._rest()
 
     def heartbeat(self, now_us: int) -> Iterator[Batch]:

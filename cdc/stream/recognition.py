@@ -17,7 +17,7 @@ origin. If it ends a transaction of several rows, it comes alone, so it isn't pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, Self
@@ -31,6 +31,9 @@ from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Frames, body_of
 from cdc.protocol.constants import Key, Type
 
+Checksum = Callable[[bytes], int | None]
+"""Function from a row's body to its checksum, by which checkpoints know it; None if they mustn't (cdc.events.columns)."""
+
 HEARTBEATS_MAX: Final = 2
 """Number of heartbeats after which the expected rows aren't waited for any more: the log doesn't contain them, or not for a
 replica. A server sends the first one before it looks into its log."""
@@ -41,15 +44,15 @@ _HINT: Final = (
 )
 
 
-def last_row(frames: Frames) -> LastRow | None:
+def last_row(frames: Frames, checksum: Checksum = crc32) -> LastRow | None:
     """Return the last of some rows that were checked before; None if there are none."""
     count = len(frames)
-    return _row_at(frames.part(count - 1, count), 0) if count else None
+    return _row_at(frames.part(count - 1, count), 0, checksum) if count else None
 
 
-def at_position(frames: Frames, vclock: Mapping[int, int]) -> tuple[LastRow, ...]:
+def at_position(frames: Frames, vclock: Mapping[int, int], checksum: Checksum) -> tuple[LastRow, ...]:
     """Return the last of some handled rows, if the position `vclock` stands at it; empty if not, as when the row waits."""
-    row = last_row(frames)
+    row = last_row(frames, checksum)
     return (row,) if row is not None and vclock.get(row.replica_id) == row.lsn else ()
 
 
@@ -67,16 +70,16 @@ def noted(position: Position, rows: Iterable[LastRow]) -> Position:
     return replace(position, last_rows=(*others, *news.values()))
 
 
-def _row_at(frames: Frames, index: int) -> LastRow:
+def _row_at(frames: Frames, index: int, checksum: Checksum) -> LastRow:
     header = frames.headers[index]
     kind, timestamp = header[Key.REQUEST_TYPE], header.get(Key.TIMESTAMP, 0.0)
-    return LastRow(header[Key.REPLICA_ID], header[Key.LSN], kind, timestamp, crc32(body_of(frames.raw(index))))
+    return LastRow(header[Key.REPLICA_ID], header[Key.LSN], kind, timestamp, checksum(body_of(frames.raw(index))))
 
 
 def _is_other(ours: LastRow, theirs: LastRow) -> bool:
     if Type.NOP in (ours.kind, theirs.kind) or ours.timestamp == theirs.timestamp:
         return False
-    return (ours.kind, ours.checksum) != (theirs.kind, theirs.checksum)
+    return ours.kind != theirs.kind or ours.has_other_body(theirs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,8 @@ class Recognition:
         """`is_repeated`: the stream has to begin before the expected rows, which the position covers already."""
         self._expected = dict(expected)
         self._is_repeated = is_repeated
+        self.checksum: Checksum = crc32
+        """Makes the rows' checksums."""
         self._heartbeats_left = HEARTBEATS_MAX
         lowered = {origin: each.lsn - 1 for origin, each in expected.items()} if is_repeated else {}
         self.subscribe_from = VClock({**begin, **lowered})
@@ -159,7 +164,7 @@ class Recognition:
             del self._expected[origin]
             if lsn > expected.lsn:
                 continue  # the log doesn't contain it, or not for a replica
-            theirs = _row_at(frames, index)
+            theirs = _row_at(frames, index, self.checksum)
             if expected.row is not None and _is_other(expected.row, theirs):
                 raise _other_history(expected.row, theirs)
             self.found[origin] = theirs

@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
+from zlib import crc32
 
 import pytest
 
+from cdc.config.columns import ColumnsRule
 from cdc.errors import OtherHistoryError
+from cdc.events.columns import ColumnRules
 from cdc.positions.last_row import LastRow
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Frames
 from cdc.protocol.compiled_frames import frame_decoder
 from cdc.protocol.constants import Type
-from cdc.stream.recognition import Recognition, last_row
+from cdc.stream.recognition import Checksum, Recognition, last_row
 from tests.fakes import wire
 
 SERVER, ANOTHER = UUID(int=1), UUID(int=2)
@@ -33,8 +36,8 @@ def frames(*rows: bytes) -> Frames:
     return frame_decoder().feed(b"".join(rows))
 
 
-def noted(*rows: bytes) -> LastRow:
-    found = last_row(frames(*rows))
+def noted(*rows: bytes, checksum: Checksum = crc32) -> LastRow:
+    found = last_row(frames(*rows), checksum)
     assert found is not None
     return found
 
@@ -82,6 +85,22 @@ def test_another_row_under_its_lsn() -> None:
     for theirs in (row(42, "another", at=9.0), row(42, at=9.0, kind=Type.REPLACE)):
         with pytest.raises(OtherHistoryError, match=r"its row 1:42, written at 1970-01-01T00:00:09.*on_divergence"):
             resumed(at({1: 42}, noted(row(42)))).look(frames(theirs, row(43)))
+
+
+def test_checksums_of_two_kinds_are_not_compared() -> None:
+    secret, other_secret = (ColumnRules([ColumnsRule(spaces="x", exclude=["y"])], salt * 16).checksum for salt in (b"a", b"b"))
+    without = ColumnRules([ColumnsRule(spaces="x", exclude=["y"])]).checksum
+    other = row(42, "another", at=9.0)
+    pairs: list[tuple[Checksum, Checksum]] = [(crc32, secret), (secret, crc32), (secret, other_secret)]
+    for ours, theirs in [*pairs, (without, without), (without, crc32)]:
+        watch = resumed(at({1: 42}, noted(row(42), checksum=ours)))
+        watch.checksum = theirs
+        assert lsns(watch.look(frames(other, row(43)))) == [43]
+    watch = resumed(at({1: 42}, noted(row(42), checksum=secret)))
+    watch.checksum = secret
+    with pytest.raises(OtherHistoryError):
+        watch.look(frames(other, row(43)))
+    assert lsns(resumed(at({1: 42}, noted(row(42), checksum=secret))).look(frames(row(42, at=9.0), row(43)))) == [43]
 
 
 @pytest.mark.parametrize(
