@@ -148,10 +148,13 @@ class ColumnRules:
         return bool(self._of_space(form.name))
 
     def mark(self, form: SpaceForm) -> str:
-        """Return a text that changes whenever rules change what is published of a form; empty if there is no such rule."""
+        """Return a text that changes whenever rules, or the salt, change what is published of a form; empty without a rule."""
         rules = self._of_space(form.name)
+        if not rules:
+            return ""
         told = [[rule.rule.include, [[pattern.pattern, *treatment] for pattern, treatment in rule.patterns]] for rule in rules]
-        return encode(told).decode() if told else ""
+        salt = hmac.digest(self._salt, b"mark", "sha256")[:2].hex() if any(rule.rule.hash for rule in rules) else ""
+        return encode([salt, told]).decode()
 
     def checksum(self, body: bytes) -> int | None:
         """Return a checksum of a row's body for the checkpoint, which others may read; None if it would tell them of values.
@@ -282,6 +285,9 @@ class ColumnPlan:
     def _operation(self, operation: Operation) -> Operation | None:
         if operation.field < 0:
             raise self._untellable("counts its field from the end of the row, so it may be any of them")
+        if operation.field >= self._named_count > len(self.shown.fields):
+            # Consumers number the fields behind the format by the fields that they get.
+            raise self._untellable("names a field behind the format")
         is_moving = operation.code in "!#" and not operation.path
         if is_moving and (self._past is not None or any(self._treatments[operation.field :])):
             raise self._untellable("moves the fields behind it")

@@ -146,6 +146,8 @@ class SchemaChange:
     kind: ChangeKind
     form: SpaceForm
     previous_name: str | None = None
+    # Whether rows that were published before are shown differently from here on (SpaceForm.columns).
+    has_other_columns: bool = False
 
 
 @dataclass(frozen=True, slots=True)

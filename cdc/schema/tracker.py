@@ -188,7 +188,8 @@ class SchemaTracker:
                     found.append(SchemaChange(ChangeKind.CREATE, form))
                 else:
                     renamed_from = known.name if known.name != form.name else None
-                    found.append(SchemaChange(ChangeKind.ALTER, form, renamed_from))
+                    has_other_columns = known.columns != form.columns
+                    found.append(SchemaChange(ChangeKind.ALTER, form, renamed_from, has_other_columns))
             elif known is not None:
                 del self._known[space_id]
                 found.append(SchemaChange(ChangeKind.DROP, known))

@@ -464,11 +464,13 @@ class Snapshot:
         # Done together with the schema records: a daemon that resumes at a later moment of this snapshot finds these spaces
         # known.
         for form in self._spaces.published_forms():
-            if form.space_id in self._returning or self._images.has_other_keys(form):
+            is_shown_otherwise = form.space_id in self._spaces.shown_otherwise
+            if form.space_id in self._returning or is_shown_otherwise or self._images.has_other_keys(form):
                 # The rows under the old keys are dropped all at once, and every row is published under its new key.
                 self._emptied.add(form.space_id)
                 self._broadcast_truncation(form)
         self._returning.clear()
+        self._spaces.shown_otherwise.clear()
 
     def _broadcast_truncation(self, form: SpaceForm) -> None:
         """Report that the snapshot lacks a published space, or has its rows under other keys.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from cdc.errors import KeysChangedError, SchemaError, UnkeyableError, UnseenRowsError
+from cdc.errors import KeysChangedError, SchemaError, SnapshotNeededError, UnkeyableError, UnseenRowsError
 from cdc.events import topics
 from cdc.events.columns import CONCEALED
 from cdc.events.envelope import Envelope, SpaceEvents
@@ -95,6 +95,8 @@ class Spaces:
         for form in self.published_forms() if images is not None else ():
             check_types(form)
         self._columns = envelope.columns
+        self.shown_otherwise: set[int] = set()
+        """Spaces of which a snapshot must publish all rows, because other rules apply to their columns."""
         self._check_published()
         # Spaces that got an unpublished name in the current transaction, and have no rows under it so far.
         self._newly_unpublished: dict[int, str | None] = {}
@@ -211,9 +213,9 @@ class Spaces:
 
         `on_gone` is called for each space whose published rows are gone, before its topic may become another space's. In a
         snapshot, these are all spaces that it lacks. Outside of a snapshot, these are the spaces that got an unpublished name;
-        a dropped space loses its rows earlier. Outside of a snapshot, raises KeysChangedError if a space without images got
-        another primary key, and UnseenRowsError if a space with unknown rows got a published name. With images, raises
-        ConfigurationError for a field of an unknown type.
+        a dropped space loses its rows earlier. Outside of a snapshot, raises SnapshotNeededError if a space without images got
+        another primary key, or other rules for columns apply to it, and UnseenRowsError if a space with unknown rows got a
+        published name. With images, raises ConfigurationError for a field of an unknown type.
         """
         if not self.schema.is_touched:
             return
@@ -235,6 +237,10 @@ class Spaces:
                 check_types(form)
                 if not in_snapshot:
                     self._check_key(form)
+            if change.has_other_columns and in_snapshot:
+                self.shown_otherwise.add(form.space_id)
+            elif change.has_other_columns:
+                self._publish_again(form)
             self.discard_encoder(form.space_id)
             if change.kind is not ChangeKind.DROP:
                 self._builder.announce(self._names.of_space(form.space_id, form.name))
@@ -294,6 +300,18 @@ class Spaces:
                     "the rows that it had before have never been published",
                     "The daemon automatically takes a snapshot, which contains them: let it run.",
                 )
+
+    def _publish_again(self, form: SpaceForm) -> None:
+        """Have a space's rows published again, as other rules for columns apply to it. Raises SnapshotNeededError."""
+        if form in self._to_rekey:
+            return
+        if self._images is None or not is_keyable(form):
+            raise SnapshotNeededError(
+                f"other rules for columns apply to space {form.name!r}, and its rows aren't kept",
+                "The daemon automatically takes a snapshot, which shows all rows by the new rules: let it run.",
+            )
+        if next(self._images.scan(form.space_id), None) is not None:
+            self._to_rekey.append(form)
 
     def _check_key(self, form: SpaceForm) -> None:
         assert self._images is not None

@@ -166,8 +166,6 @@ def test_an_error_about_another_column_has_no_value_that_is_left_out() -> None:
         ([["=", "data", {"b": 2}]], [{"op": "=", "field": "data", "value": "***"}]),
         ([["=", "data.a", 2]], []),
         ([["!", "data.x", 2], ["#", "data.a", 1]], []),
-        ([["=", 6, "past"]], [{"op": "=", "field": "field_6", "value": "past"}]),
-        ([["!", 6, "past"]], [{"op": "!", "field": "field_6", "value": "past"}]),
     ],
     ids=str,
 )
@@ -178,7 +176,14 @@ def test_operations(operations: list[Any], patch: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     "operation",
-    [["=", -1, "secret"], ["!", 2, "secret"], ["#", 1, 1], ["!", "note", "secret"], [":", -2, 1, 1, "secret"]],
+    [
+        ["=", 6, "secret"],
+        ["=", -1, "secret"],
+        ["!", 2, "secret"],
+        ["#", 1, 1],
+        ["!", "note", "secret"],
+        [":", -2, 1, 1, "secret"],
+    ],
     ids=str,
 )
 def test_operations_that_might_show_a_value_are_refused(operation: list[Any]) -> None:
@@ -189,10 +194,10 @@ def test_operations_that_might_show_a_value_are_refused(operation: list[Any]) ->
 
 
 def test_an_operation_far_behind_the_format_costs_nothing() -> None:
-    encoder = RowEncoder(rules({"exclude": [".*note", "field_9"]}).shown(USERS))
+    encoder = RowEncoder(rules({"hash": [".*note", "field_9"]}).shown(USERS))
     with pytest.raises(EncodingError, match="far behind the format"):
         encoder.patch([["=", 2_000_000_000, 1]], 1)
-    only_format = RowEncoder(rules({"exclude": ["note"]}).shown(USERS))
+    only_format = RowEncoder(rules({"hash": ["note"]}).shown(USERS))
     assert json.loads(only_format.patch([["=", 2_000_000_000, 1]], 1))[0]["field"] == "field_2000000000"
 
 

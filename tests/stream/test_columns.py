@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.config.columns import ColumnsRule
-from cdc.errors import CdcError, ConfigurationError, ProtocolError
+from cdc.errors import CdcError, ConfigurationError, ProtocolError, SnapshotNeededError
 from cdc.formats.options import Format, FormatOptions
 from cdc.protocol.constants import Key, Type
 from cdc.protocol.extensions import OpaqueExtension
@@ -362,8 +362,10 @@ def test_other_rules_make_another_form() -> None:
     found = news(replica)
     (record,) = [one for one in found if one.topic == "shop.schema"]
     assert record.value["tableChanges"][0]["type"] == "ALTER"
-    (row,) = events(found)
-    assert row.source["schema_version"] == record.value["source"]["schema_version"] > version
+    # Consumers drop what they have, and get all rows by the new rules.
+    assert [(one.op, one.key and one.key["id"]) for one in events(found)] == [("t", None), ("r", 1), ("r", 2)]
+    assert {one.source["schema_version"] for one in events(found)} == {record.value["source"]["schema_version"]}
+    assert record.value["source"]["schema_version"] > version
     assert not [one for one in found if one.topic == "shop.others"]
     # And the next start makes no other one.
     replica.flush()
@@ -371,6 +373,38 @@ def test_other_rules_make_another_form() -> None:
     replica.connect()
     master.replace(SPACE, 3, "Rome")
     assert [one.topic for one in news(replica)] == ["shop.users"]
+
+
+def test_other_rules_at_a_snapshot_that_is_compared() -> None:
+    master, replica = life(images=True)
+    news(replica)
+    replica.flush()
+    replica.crash()
+    replica._options["salt"] = b"another salt of its"
+    master.insert(SPACE, 2, "Rome")
+    master.gc_vclock = master.vclock
+    replica.connect()
+    assert replica.plan is not None
+    assert replica.plan.snapshot is not None
+    assert [(one.op, one.key and one.key["id"]) for one in events(news(replica))] == [("t", None), ("r", 1), ("r", 2)]
+
+
+def test_other_rules_without_images() -> None:
+    master, replica = life(images=False)
+    news(replica)
+    replica.crash()
+    replica._options["column_rules"] = [*RULES, ColumnsRule(spaces=SPACE, exclude=["city"])]
+    replica.connect()
+    master.insert(SPACE, 2, "Rome")
+    replica.relay.relay()
+    with pytest.raises(SnapshotNeededError, match="other rules for columns apply to space 'users'"):
+        replica.receive()
+    replica.crash()
+    replica.forced_snapshot = "the test"
+    replica.connect()
+    found = events(news(replica))
+    assert [(one.op, one.key["id"]) for one in found] == [("r", 1), ("r", 2)]
+    assert all("city" not in one.value["after"] for one in found)
 
 
 def test_the_key_is_refused_at_the_start_and_at_ddl() -> None:

@@ -20,6 +20,10 @@ REKEYED: Final = (
     "a space has another primary key: a `t` event reports that its rows are gone, and all of them follow as `r` events under "
     "their new keys; no action is needed"
 )
+OTHER_COLUMNS: Final = (
+    "other rules for columns apply to a space: a `t` event has consumers drop its rows, and all of them follow as `r` events by "
+    "the new rules; no action is needed"
+)
 EMPTIED: Final = "all rows of a space are gone"
 PUBLISHED_AGAIN: Final = (
     "a snapshot publishes a space again: a `t` event has consumers drop their rows, and the snapshot's rows follow as `r`"
@@ -41,7 +45,7 @@ def schema_reports(batch: Batch, known: Mapping[int, StoredSpace]) -> Iterator[R
             found = _of_space(known.get(space_id), space, is_published_again=space_id in rekeyed)
             if found is not None:
                 yield found
-                if found[0] == REKEYED:
+                if found[0] in (REKEYED, OTHER_COLUMNS):
                     ends.append(TopicNames("").of_space(space_id, found[1]["space"]))
     if batch.has_broadcast:
         for message in batch.parts:
@@ -64,7 +68,7 @@ def _of_space(before: StoredSpace | None, now: StoredSpace | None, *, is_publish
         about["former_name"] = _name(before)
     former_key, key = _key(before), _key(now)
     if former_key == key or not former_key or not key:
-        return "a space has another form", about
+        return OTHER_COLUMNS if is_published_again else "a space has another form", about
     about |= {"former_key": ", ".join(name for name, _ in former_key), "key": ", ".join(name for name, _ in key)}
     return REKEYED if is_published_again else BARE, about
 
