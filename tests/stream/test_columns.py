@@ -10,6 +10,7 @@ import base64
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Final
 from zlib import crc32
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from cdc.config.columns import ColumnsRule
 from cdc.errors import CdcError, ConfigurationError, ProtocolError, SnapshotNeededError
-from cdc.formats.options import Format, FormatOptions
+from cdc.formats.options import FormatOptions
 from cdc.protocol.constants import Key, Type
 from cdc.protocol.extensions import OpaqueExtension
 from cdc.stream.batch import Broadcast
@@ -180,11 +181,15 @@ def sent(replica: Replica) -> Iterator[bytes]:
         yield value or b""
 
 
-FORMATS: Final[list[tuple[Format, Format]]] = [
-    ("json", "json"),
-    ("json_schema", "json_schema"),
-    ("avro", "avro"),
-    ("json", "avro"),
+FORMATS: Final = [
+    FormatOptions("json", "json"),
+    FormatOptions("json_schema", "json_schema"),
+    FormatOptions("avro", "avro"),
+    FormatOptions("json", "avro"),
+    FormatOptions("protobuf", "protobuf"),
+    FormatOptions("json_schema_registry", "json_schema_registry"),
+    FormatOptions("avro", "avro", source="lean"),
+    *(FormatOptions("json", value, envelope="flat") for value in ("json", "json_schema", "avro", "protobuf")),
 ]
 
 
@@ -196,7 +201,7 @@ FORMATS: Final[list[tuple[Format, Format]]] = [
     engine=st.sampled_from(["memtx", "vinyl"]),
 )
 @MANY
-def test_no_masked_value_is_anywhere(seed: int, images: bool, policy: Any, formats: tuple[Format, Format], engine: str) -> None:
+def test_no_masked_value_is_anywhere(seed: int, images: bool, policy: Any, formats: FormatOptions, engine: str) -> None:
     rng = random.Random(seed)
     secrets, master = Secrets(rng, images=images), Master("2.11")
     master.create_space(SPACE, FIELDS, engine=engine)
@@ -209,7 +214,7 @@ def test_no_masked_value_is_anywhere(seed: int, images: bool, policy: Any, forma
         salt=b"0123456789abcdef",
         on_error=policy,
         on_image_error=policy,
-        formats=FormatOptions(*formats, schema_ids=Ids()),
+        formats=replace(formats, schema_ids=Ids()),
         cut=_pieces(rng),
     )
     errors = []
