@@ -445,3 +445,18 @@ def test_avro_and_connect_have_the_published_types(images: bool) -> None:
     assert before["id"] == 1
     assert before == rows[0]["after"] if images else before["note"] is None
     assert "phone" not in json.dumps([wanted.text for wanted in ids.schemas if wanted.subject.startswith("shop.users")])
+
+
+def test_a_schema_gets_the_published_ones_of_the_fields_past_the_format() -> None:
+    ids = Ids()
+    rules = [ColumnsRule(spaces=SPACE, exclude=["phone", "field_9"], hash=["field_11"])]
+    master, replica = life(images=True, rules=rules, formats=FormatOptions("avro", "avro", schema_ids=ids))
+    replica.news()
+    master.replace(SPACE, 2, "Rome", None, 49, None, None, None, None, "ninth", "tenth", "eleventh")
+    replica.relay.relay()
+    replica.receive()
+    replica.commit()
+    (found,) = [ids.read(one[2]) for one in replica.news() if not isinstance(one, Broadcast) and one[0] == "shop.users"]
+    assert found["after"].keys() & {"phone", "field_9", "field_10", "field_11"} == {"field_10", "field_11"}
+    assert json.loads(found["after"]["field_10"]) == "tenth"
+    assert "eleventh" not in str(found)
