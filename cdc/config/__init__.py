@@ -186,6 +186,8 @@ class SnapshotSection(Section):
     """`initial`: at the first start; `always`: at each start; `initial_only`: at the first start, then stop; `snapshot_only`: at
     each start, then stop; `when_needed`: at the first start and on any gap; `never`: at the first start only the schema, and
     later only changed rows, if neither the stream nor the state store leads on, or if spaces are newly published."""
+    spaces: list[Pattern] = Field(default=[".*"])
+    """Regular expressions for the spaces whose rows the first snapshot publishes. Of the others only changes are published."""
 
 
 class SpacesSection(Section):

@@ -24,6 +24,7 @@ class SnapshotState:
       haven't been published since are gone.
     - `is_silent`: while the snapshot is taken, its rows aren't published, because there was nothing before it and
       `snapshot.mode` is never.
+    - `is_first`: no snapshot has ever been complete, so that consumers have no rows from before it.
     - `request_count`: how many of the last numbers went to requests to publish rows of the images (cdc.stream.backfill).
     - `open_request`: the number of the request whose rows are being published, 0 if there is none. A position that a pipeline
       begins with has one only if the request was cut off: its events are published, and won't be repeated.
@@ -35,6 +36,7 @@ class SnapshotState:
     sweep_seq: int = 0
     request_count: int = 0
     is_silent: bool = False
+    is_first: bool = False
     open_request: int = 0
 
     @property
@@ -94,6 +96,7 @@ class Position:
                 "sweep_seq": self.snapshot.sweep_seq,
                 "request_count": self.snapshot.request_count,
                 **({"is_silent": True} if self.snapshot.is_silent else {}),
+                **({"is_first": True} if self.snapshot.is_first else {}),
                 **({"open_request": self.snapshot.open_request} if self.snapshot.request_count else {}),
             }
             if self.snapshot

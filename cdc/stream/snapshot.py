@@ -14,6 +14,7 @@ gone if its last event isn't after that seq.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -37,6 +38,8 @@ from cdc.stream.row_errors import SNAPSHOT, stored_body
 SPACE_ID: Final = Key.SPACE_ID
 TUPLE: Final = Key.TUPLE
 INSERT: Final = Type.INSERT
+_SILENT: Final = (b"", b"")
+"""In place of the pieces of a space's events: its rows only become images."""
 _PREFIX_BYTES: Final = 4
 _DELETES_MAX: Final = 10_000
 _MANY: Final = 512
@@ -78,7 +81,8 @@ class Snapshot:
         if images is not None and images.is_comparing:
             sweep_seq = previous.sweep_seq if previous is not None and is_repeated else 0
         rows_before = previous.row_count if previous is not None else 0
-        state = SnapshotState(self._id, is_complete=False, row_count=rows_before, sweep_seq=sweep_seq, is_silent=not publish)
+        is_first = previous is None or previous.is_first
+        state = SnapshotState(self._id, False, rows_before, sweep_seq, is_silent=not publish, is_first=is_first)
         self.position = replace(position, replicaset_uuid=None, snapshot=state, rekeyed=(), last_rows=())
         self._tombstones = context.options.tombstones
         self._is_base = not is_repeated and previous is not None
@@ -89,11 +93,16 @@ class Snapshot:
         self._refusals = context.refusals
         self._now_us = now_us
         self._publishes = publish
+        # Spaces of which the first snapshot publishes no rows.
+        self._chosen = [re.compile(pattern) for pattern in context.options.snapshot_spaces] if state.is_first else None
+        # By id: whether a space's rows aren't published.
+        self._silent: dict[Any, bool] = {}
         self._vclock = context.envelope.vclock(position.vclock)
         # By space: the bytes between an event's row and its seq, and those after its seq; in `_counts`, the number of its rows.
         self._pieces: dict[Any, tuple[bytes, bytes]] = {}
         # The compiled path handles rows that can only be new, and has a copy of `_pieces`.
-        self._row_path = spaces.row_path if publish and (images is None or not images.is_comparing) else None
+        is_compared = images.is_comparing if images is not None else not publish
+        self._row_path = spaces.row_path if not is_compared else None
         self._handed_back_count = 1
         # It also skips rows that the images have.
         self._comparing_path = spaces.row_path if self._row_path is None else None
@@ -107,19 +116,21 @@ class Snapshot:
         # The ids of the spaces whose keys begin with these bytes.
         self._space_ids: dict[bytes, int] = {}
         # Spaces that existed and weren't published: consumers may have rows of them from an earlier time.
-        self._returning: set[int] = set()
+        self._returning = self._unpublished_before(previous)
         # Spaces of which consumers have only a part of the rows, because these were being published again.
         self._emptied: set[int] = set()
-        if images is not None and images.is_comparing and previous is not None:
-            self._returning = {
-                *spaces.unpublished_spaces_with_rows,
-                *(form.space_id for form in spaces.published_forms() if not form.schema_version),
-            }
         builder.control(topics.SNAPSHOT, *snapshot_record("STARTED", self.position, now_us))
         if images is not None and images.is_comparing:
             self._empty({rekeyed.space_id for rekeyed in position.rekeyed})
         spaces.encoders.clear()
         spaces.schema.begin_snapshot()
+
+    def _unpublished_before(self, previous: SnapshotState | None) -> set[int]:
+        """Return the spaces that existed before this snapshot, and weren't published."""
+        if self._images is None or not self._images.is_comparing or previous is None:
+            return set()
+        new = (form.space_id for form in self._spaces.published_forms() if not form.schema_version)
+        return {*self._spaces.unpublished_spaces_with_rows, *new}
 
     def _empty(self, space_ids: set[int]) -> None:
         """Have consumers drop the rows of these spaces, of which they have only a part under the new keys."""
@@ -236,7 +247,7 @@ class Snapshot:
         progress = comparison.current if comparison is not None else None
         space_id = self._space_ids.get(progress.last[:_PREFIX_BYTES]) if progress is not None else None
         pieces = self._pieces.get(space_id)
-        if progress is None or space_id is None or pieces is None or not self._publishes or self._known.get(space_id, False):
+        if progress is None or space_id is None or pieces is None or self._known.get(space_id, False):
             return at
         builder, images = self._builder, self._images
         assert images is not None
@@ -290,7 +301,7 @@ class Snapshot:
                 except EncodingError as error:
                     self._refuse(error, form.space_id, stored_body(form.space_id, tuple_))
                     continue
-                if self._publishes:
+                if not self._silent[form.space_id]:
                     self._event(space.topic, shown, opening + content, before, after)
                     if self._tombstones:
                         self._builder.parts.append((space.topic, shown, None))
@@ -322,9 +333,10 @@ class Snapshot:
                 sweep_seq if form.space_id in self._spaces.image_changes else self._begin_seq,
             )
             for form in forms
+            if not self._is_unchosen(form)
         ]
-        row_count = sum(count.rows for count in counts)
-        state = replace(self.position.snapshot, is_complete=True, is_silent=False, row_count=row_count)
+        row_count = sum(self._counts.get(form.space_id, 0) for form in forms)
+        state = replace(self.position.snapshot, is_complete=True, is_silent=False, is_first=False, row_count=row_count)
         self.position = replace(
             self.position, snapshot=state, seq=self._builder.seq, schema_version=self._spaces.schema.schema_version
         )
@@ -334,7 +346,7 @@ class Snapshot:
     def _rows(self, rows: Iterable[tuple[Header, Body, bytes]]) -> Iterator[None]:
         """Make the events of rows, in order; yield whenever the batch is full."""
         builder, bytes_max = self._builder, self._builder.bytes_max
-        encoders, counts, publishes = self._spaces.encoders, self._counts, self._publishes
+        encoders, counts, silent = self._spaces.encoders, self._counts, self._silent
         image_changes = self._spaces.image_changes
         for header, body, frame in rows:
             space_id = body.get(SPACE_ID)
@@ -349,7 +361,7 @@ class Snapshot:
                 if space_id in image_changes:
                     self._compared(image_changes[space_id], frame)
                     counts[space_id] = counts.get(space_id, 0) + 1
-                elif publishes:
+                elif not silent[space_id]:
                     tuple_ = body[TUPLE]
                     key = space.key_of(tuple_)
                     row = space.rows[len(tuple_)](tuple_)
@@ -380,8 +392,9 @@ class Snapshot:
         if found == before:
             return
         space = changes.space
-        if not self._publishes:
+        if self._silent[space.form.space_id]:
             self._images.put(key, found)
+            self._pieces[space.form.space_id] = _SILENT
             return
         opening, content = changes.put(key, before, found, tuple_)
         if before is None and not self._known.get(space.form.space_id, False):
@@ -407,9 +420,14 @@ class Snapshot:
             self._pieces[space_id] = pieces
         return pieces
 
+    def _is_unchosen(self, form: SpaceForm) -> bool:
+        """Return whether the configuration leaves a space's rows out of the first snapshot."""
+        return self._chosen is not None and not any(pattern.fullmatch(form.name) for pattern in self._chosen)
+
     def _record_whether_known(self, form: SpaceForm) -> None:
-        """Note whether the images had a space's rows, before these are compared."""
+        """Note whether the images had a space's rows, before these are compared, and whether its rows are published."""
         images = self._images
+        self._silent[form.space_id] = not self._publishes or self._is_unchosen(form)
         if images is None or not self._spaces.is_published(form):
             return
         self._known[form.space_id] = self._is_base and images.is_kept(form.space_id) and form.space_id not in self._emptied
@@ -436,6 +454,8 @@ class Snapshot:
             space = self._spaces.new_encoder(form)
         except SchemaError as error:
             raise self._refusals.at_row(error, SNAPSHOT, INSERT, 0, body_of(frame), space_id) from error
+        if self._silent[space_id] and space_id not in self._spaces.image_changes:
+            space = None  # neither an event nor an image is made of its rows
         self._spaces.encoders[space_id] = space
         return space
 

@@ -143,15 +143,15 @@ class Side:
         for changes in self._waiting:
             self.store.write(changes, ())
 
-    def consumers(self) -> dict[str, dict[bytes, Any]]:
-        """The rows that consumers have, by topic and key."""
+    def consumers(self, *unwanted: str) -> dict[str, dict[bytes, Any]]:
+        """The rows that consumers have, by topic and key; but for topics whose rows they don't get from the first snapshot."""
         found: dict[str, dict[bytes, Any]] = {}
         for message in self.messages:
             if isinstance(message, Broadcast):
                 found.pop(message.topic, None)
                 continue
             topic, key, value = message
-            if value is None or key is None or topic in ("shop.schema", "shop.snapshot"):
+            if value is None or key is None or topic in ("shop.schema", "shop.snapshot", *unwanted):
                 continue
             event = msgspec.json.decode(value)
             if event["op"] == "d":
@@ -161,6 +161,11 @@ class Side:
                 assert event["before"] in (None, rows.get(key))
                 rows[key] = event["after"]
         return {topic: rows for topic, rows in found.items() if rows}
+
+    def events_of(self) -> set[str]:
+        """The topics that have events."""
+        topics = {message.topic if isinstance(message, Broadcast) else message[0] for message in self.messages}
+        return topics - {"shop.schema", "shop.snapshot"}
 
 
 def state(side: Side) -> tuple[Any, ...]:
@@ -238,3 +243,74 @@ def test_rows_that_are_known_or_new_are_not_handed_back(monkeypatch: pytest.Monk
     side.snapshot(users(*rows), 30_000, is_whole=True)
     assert len(side.store.rows) == 3990
     assert 0 < len(seen) < 60
+
+
+@MANY
+@given(two=twos(), size=st.integers(1, 2000), writes=st.sampled_from([0, 2, 1000]), bytes_max=st.sampled_from([1, 1500, 1 << 20]))
+def test_rows_that_arent_wanted_become_images_alike(two: Two, size: int, writes: int, bytes_max: int) -> None:
+    """Of spaces that snapshot.spaces doesn't name; also if the first snapshot is interrupted."""
+    sides = [
+        Side(is_python=is_python, writes=writes, batch_bytes_max=bytes_max, snapshot_spaces=["users"])
+        for is_python in (True, False)
+    ]
+    for side in sides:
+        side.snapshot(two.first[: two.interrupted_at], size, is_whole=two.interrupted_at == len(two.first))
+        if two.interrupted_at == len(two.first):
+            assert side.events_of() <= {"shop.users"}
+        side.snapshot(two.second, size, is_whole=True)
+    python, compiled = sides
+    assert state(compiled) == state(python)
+    fresh = Side(is_python=True)
+    fresh.snapshot(two.second, size, is_whole=True)
+    assert sorted(compiled.store.rows) == sorted(fresh.store.rows)
+    unwanted = "shop.others", "shop.more"
+    assert compiled.consumers(*unwanted) == fresh.consumers(*unwanted)
+
+
+def records(side: Side, topic: str) -> list[dict[str, Any]]:
+    values = [message[2] for message in side.messages if not isinstance(message, Broadcast) and message[0] == topic]
+    return [msgspec.json.decode(value) for value in values if value is not None]
+
+
+@pytest.mark.parametrize("is_python", [False, True])
+def test_of_spaces_that_arent_named_only_changes_are_published(is_python: bool) -> None:
+    """COMPLETED doesn't name them: consumers would sweep their rows. The next snapshot publishes what has changed."""
+    side = Side(is_python=is_python, snapshot_spaces=["others"])
+    rows = [(number, 0) for number in range(50)]
+    side.snapshot(users(*rows), 1 << 20, is_whole=True)
+    assert numbers(side) == []
+    assert len(side.store.rows) == 50
+    started, completed = records(side, "shop.snapshot")
+    assert (started["status"], completed["status"], completed["spaces"]) == ("STARTED", "COMPLETED", [])
+    assert side._position.snapshot is not None
+    assert side._position.snapshot.row_count == 50
+    side.snapshot(users((0, 1), *rows[1:49], (77, 7)), 1 << 20, is_whole=True)
+    assert numbers(side) == [("u", 0), ("c", 77), ("d", 49)]
+    assert [space["space"] for space in records(side, "shop.snapshot")[-1]["spaces"]] == ["users"]
+
+
+def test_a_silent_snapshot_isnt_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of spaces that aren't named, as of all spaces if `snapshot.mode` is never."""
+    seen: list[Any] = []
+    rows_of = Snapshot._rows
+
+    def counted(self: Snapshot, found: Any) -> Any:
+        these = list(found)
+        seen.extend(these)
+        return rows_of(self, these)
+
+    monkeypatch.setattr(Snapshot, "_rows", counted)
+    side = Side(is_python=False, snapshot_spaces=[])
+    side.snapshot(users(*((number, 0) for number in range(4000))), 30_000, is_whole=True)
+    assert len(side.store.rows) == 4000
+    assert 0 < len(seen) < 60
+
+
+@pytest.mark.parametrize("is_python", [False, True])
+def test_without_images_rows_that_arent_wanted_are_passed_over(is_python: bool) -> None:
+    target = pipeline(version=(2, 11), snapshot_spaces=["others"])
+    decoder = FrameDecoder() if is_python else frame_decoder()
+    batches = [target.begin_snapshot(VClock({1: 100}), NOW_US)]
+    batches += target.feed_snapshot(decoder.feed(b"".join(users(*((number, 0) for number in range(100))))), NOW_US)
+    batches += target.end_snapshot(NOW_US)
+    assert sum(batch.event_count for batch in batches) == 0

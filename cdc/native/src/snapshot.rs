@@ -8,8 +8,9 @@ use std::collections::HashMap;
 use crate::batch::BatchBuilder;
 use crate::codec::{space_id_of, Row};
 use crate::constants::{INSERT, TUPLE};
+use crate::layout::Reader;
 use crate::overlay::{Images, FETCH_ROWS};
-use crate::pending::Found;
+use crate::pending::{Found, Pending};
 use crate::row_encoder::Plan;
 use crate::row_path::{content, names_one_space, plan_of, RowPath};
 
@@ -185,6 +186,14 @@ impl RowPath {
         wanted.is_empty() || (images.fetch)(images.pending, &wanted)
     }
 
+    /// Return whether there was no row under the current key before.
+    fn is_new(&self, space_id: u64, pending: &Pending) -> bool {
+        let is_new = self.snapshot.is_next(space_id)
+            || (!self.snapshot.is_comparing
+                && pending.current(&self.snapshot.key) == Found::Nothing);
+        is_new && self.snapshot.is_before_bound() && !pending.doubtful.contains(&self.snapshot.key)
+    }
+
     fn push_snapshot_row(
         &mut self,
         data: &[u8],
@@ -203,20 +212,23 @@ impl RowPath {
         let mut key = std::mem::take(&mut self.snapshot.key);
         let has_key = key_of(plan, frame, row, &mut key);
         self.snapshot.key = key;
-        if plan.images.is_some() {
-            let pending = &images.as_ref()?.pending;
-            let is_new = self.snapshot.is_next(space_id)
-                || (!self.snapshot.is_comparing
-                    && pending.current(&self.snapshot.key) == Found::Nothing);
-            if !has_key
-                || !is_new
-                || !self.snapshot.is_before_bound()
-                || pending.doubtful.contains(&self.snapshot.key)
-            {
-                return None;
-            }
+        if plan.images.is_some() && !(has_key && self.is_new(space_id, images.as_ref()?.pending)) {
+            return None;
         }
         let pieces = self.snapshot.pieces.get_mut(&space_id)?;
+        if pieces.before.is_empty() && pieces.after.is_empty() {
+            // Nothing is published of this space's rows, which only become images.
+            let mut reader = Reader::new(frame, body);
+            reader.skip()?;
+            if !has_key || reader.at != row.end {
+                return None;
+            }
+            pieces.count += 1;
+            let pending = &mut images.as_mut()?.pending;
+            pending.put(&self.snapshot.key, Some(&frame[body..]));
+            self.snapshot.remember(space_id);
+            return Some(());
+        }
         let begin = batch.bytes.len();
         batch.bytes.extend_from_slice(&plan.openings.snapshot);
         if plan
@@ -249,7 +261,6 @@ mod tests {
     use super::*;
     use crate::codec::{scan, tests::framed, walk};
     use crate::keys::{tests::parts, KeyCodec};
-    use crate::pending::Pending;
     use crate::row_encoder::{tests::users, ImagePlan};
     use crate::row_path::Settings;
     use crate::snapshot_progress::Pieces;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 /// Pieces of a space's snapshot events: the piece between a row and its `seq`, and the piece after that; and the rows of a run.
+/// Both are empty if the space's rows aren't published.
 pub struct Pieces {
     pub before: Vec<u8>,
     pub after: Vec<u8>,
