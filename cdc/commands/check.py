@@ -169,7 +169,7 @@ def _published(
     for form in schema.forms():
         if is_published(form.space_id, form.name) and form.is_replicated:
             try:
-                if config.state.images != "none":
+                if config.state.images == "full":
                     check_types(form)
                 wanted.append(names.of_space(form.space_id, form.name))
                 say(_published_space(form, wanted[-1], existing, creates=config.kafka.create_topics))

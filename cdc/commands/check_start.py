@@ -189,7 +189,7 @@ def of_store(config: Config) -> tuple[Checkpoint | None, list[Finding]]:
     The content is None if it can't be read: no store, or a daemon has it.
     """
     path = admission.store_path(config)
-    if config.state.images == "none" or not has_data(path) or is_locked(path):
+    if config.state.images != "full" or not has_data(path) or is_locked(path):
         return None, []
     found = Checkpoint()
     try:

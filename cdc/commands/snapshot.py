@@ -11,9 +11,10 @@ from cdc.ops.asking import ask
 
 def snapshot(config: Config, spaces: Sequence[str], say: Callable[[str], object]) -> None:
     """Send the request to the daemon. Raises ConfigurationError, or RequestError with the daemon's answer."""
-    if config.state.images == "none":
+    images = config.state.images
+    if images != "full":
         raise ConfigurationError(
-            'state.images is "none": the daemon keeps no rows that it could publish again',
+            f'state.images is "{images}": the daemon keeps no rows that it could publish again',
             'Set it to "full", or restart the daemon with snapshot.mode = "always".',
         )
     ask(config.name, config.http.address, "/snapshot", {"spaces": list(spaces)})

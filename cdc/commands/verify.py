@@ -120,8 +120,9 @@ class Verification:
 def verify(config: Config, say: Say) -> Verification:
     """Compare, and report each difference as a JSON line. Raises CdcError if there is nothing to compare, or no way to."""
     path = config.state.path / "images"
-    if config.state.images == "none":
-        raise ConfigurationError('state.images is "none": there is no state store to verify', 'It is kept with "full".')
+    images = config.state.images
+    if images != "full":
+        raise ConfigurationError(f'state.images is "{images}": there is no state store to verify', 'It is kept with "full".')
     if not has_data(path):
         # Kafka isn't asked whether there was a store: `verify` needs only the store and the master.
         raise StateError(

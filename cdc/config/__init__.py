@@ -205,8 +205,9 @@ class StateSection(Section):
     path: Path = Path("state")
     """Directory for the state; like all paths, relative to the configuration file's directory. Without images it has a lock, and
     what the daemon must remember if Kafka loses its newest records (`numbers`, `topics`)."""
-    images: Literal["full", "none"] = "full"
-    """`none`: there is no state store, and events of UPDATE and UPSERT carry their operations (`patch`)."""
+    images: Literal["full", "none", "source"] = "full"
+    """`none`: there is no state store, and events of UPDATE and UPSERT carry their operations (`patch`). `source`: there is none
+    either, and the images are those that Tarantool Enterprise writes into its log (`wal_ext`)."""
     flush_interval_ms: int = Field(default=500, ge=0, le=60_000)
     """Maximum lag of the state store behind Kafka. A start reads the changes that the store lacks from the master again."""
 
@@ -380,10 +381,10 @@ class Config(BaseSettings):
 
     @model_validator(mode="after")
     def _origins_can_be_left_out(self) -> Config:
-        if self.source.exclude_origins and self.state.images != "none":
+        if self.source.exclude_origins and self.state.images == "full":
             raise ValueError(
-                'source.exclude_origins needs state.images = "none": the state store would keep the old row of a key that such a '
-                "member has written, and the images of the key's next change would be wrong"
+                'source.exclude_origins needs state.images = "none" or "source": the state store would keep the old row of a key '
+                "that such a member has written, and the images of the key's next change would be wrong"
             )
         return self
 

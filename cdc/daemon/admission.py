@@ -175,7 +175,7 @@ def store_path(config: Config) -> Path:
 def check_store(config: Config, stored: Checkpoint) -> None:
     """Raise StateMissingError if the checkpoint was written with a state store and the store is missing."""
     position = stored.position
-    if config.state.images == "none" or not stored.has_store or position is None or position.snapshot is None:
+    if config.state.images != "full" or not stored.has_store or position is None or position.snapshot is None:
         return
     path = store_path(config)
     if not is_there(path):
@@ -191,7 +191,7 @@ def is_store_ours(config: Config, stored: Checkpoint, former: Collection[str]) -
 
     If not, the store may be an outdated copy. Older versions recorded no processes; then this returns True.
     """
-    if config.state.images == "none" or not stored.has_store or stored.writer is None or not former:
+    if config.state.images != "full" or not stored.has_store or stored.writer is None or not former:
         return True
     return stored.writer in former
 
@@ -365,7 +365,7 @@ def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_
 def how_to_end_it(config: Config) -> str:
     """Return the part of a hint that says how to stop a daemon of this name with another state directory."""
     path = store_path(config)
-    if config.state.images == "none" or is_there(path):
+    if config.state.images != "full" or is_there(path):
         return ", or start with --take-over to end it"
     why = f"there is no state store in {path}"
     return f", or start with --take-over and --rebuild-state to end it and publish all rows again ({why})"

@@ -28,6 +28,7 @@ def options_of(config: Config) -> PipelineOptions:
         prefix=config.kafka.topic_prefix,
         include=list(config.spaces.include),
         exclude=list(config.spaces.exclude),
+        has_source_images=config.state.images == "source",
         snapshot_spaces=list(config.snapshot.spaces),
         tombstones=config.kafka.tombstones,
         transaction_topic=config.kafka.transaction_topic,

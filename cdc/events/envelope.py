@@ -169,8 +169,9 @@ class SpaceEvents:
         self._row_of_key = pieces.row_of_key
         self.shows_before = pieces.shows_before
         self.row_plan, self.key_plan = pieces.row_plan, pieces.key_plan
-        self.changes_by: Literal["row", "image", "nobody"] = "row"
-        """Source of `changes`: the row alone, the image, or nothing, if the rows are published in another way."""
+        self.changes_by: Literal["row", "image", "source", "nobody"] = "row"
+        """Source of `changes`: the row alone, the image, the images in the row, or nothing, if the rows are published in another
+        way."""
         self.key_number = form.space_id
         """Number with which the keys of the images begin, if `changes` use images."""
         self.fitting: Fitting | None = None

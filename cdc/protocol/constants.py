@@ -32,6 +32,8 @@ class Key:
     VCLOCK: Final = 0x26
     OPS: Final = 0x28
     BALLOT: Final = 0x29
+    OLD_TUPLE: Final = 0x2C
+    NEW_TUPLE: Final = 0x2D
     DATA: Final = 0x30
     ERROR_24: Final = 0x31
     REPLICA_ANON: Final = 0x50

@@ -52,9 +52,10 @@ class Encoders(dict[Any, SpaceEvents | None]):
         self._row_path = row_path
 
     def __setitem__(self, space_id: Any, space: SpaceEvents | None) -> None:
-        self.put(space_id, space)
+        """Set a space's encoder for the rows of a snapshot."""
+        self.put(space_id, space, is_streamed=False)
 
-    def put(self, space_id: Any, space: SpaceEvents | None, *, is_synchronous: bool = False) -> None:
+    def put(self, space_id: Any, space: SpaceEvents | None, *, is_synchronous: bool = False, is_streamed: bool = True) -> None:
         """Set a space's encoder. If the space `is_synchronous`, the limbo releases its rows."""
         super().__setitem__(space_id, space)
         path = self._row_path
@@ -63,7 +64,7 @@ class Encoders(dict[Any, SpaceEvents | None]):
         path.remove_plan(space_id)
         if space is None:
             path.skip_space(space_id, is_synchronous)
-        elif space.changes_by != "nobody" and space.is_compiled:
+        elif space.is_compiled and space.changes_by != "nobody" and not (is_streamed and space.changes_by == "source"):
             _set_plan(path, space, is_synchronous=is_synchronous)
 
     def pop(self, space_id: SupportsIndex, default: Any = None) -> Any:

@@ -34,6 +34,8 @@ class PipelineOptions:
     """Secret with which values of columns are hashed."""
     transaction_bytes_max: int = 64 * 1024 * 1024
     """Size, in bytes, from which a source transaction waits on disk for its end."""
+    has_source_images: bool = False
+    """Whether the log's own rows have the images."""
     snapshot_spaces: Sequence[str] = (".*",)
     """Patterns of the spaces whose rows the first snapshot publishes."""
     batch_bytes_max: int = 1024 * 1024

@@ -20,6 +20,7 @@ from cdc.formats.names import check_names
 from cdc.formats.rows import widened
 from cdc.images.image_events import VINYL_CHECKS_SINCE, ImageChanges
 from cdc.images.overlay import Images
+from cdc.images.source_images import SourceImages
 from cdc.positions.position import Position
 from cdc.protocol.codec import Body
 from cdc.protocol.constants import Key
@@ -79,6 +80,7 @@ class Spaces:
         self._envelope = envelope
         self._builder = builder
         self._server_uuid = str(surroundings.server_uuid)
+        self._has_source_images = surroundings.options.has_source_images
         self._server_version = ".".join(map(str, surroundings.version))
         self._merges_upserts = surroundings.version < VINYL_CHECKS_SINCE
         # Of those that the Python path has handled.
@@ -154,6 +156,9 @@ class Spaces:
                 space.changes, space.changes_by = changes.changes, "image"
                 space.key_number = self._images.number(form.space_id)
                 self.image_changes[form.space_id] = changes
+        elif self._has_source_images:
+            space.changes, space.changes_by = SourceImages(space).changes, "source"
+            return space
         if form.is_vinyl and self._merges_upserts:
             space.count_upserts(self._count_upsert)
         return space
@@ -170,7 +175,8 @@ class Spaces:
         """Return an encoder for one form that uses no images, and announce its topic."""
         topic = self._names.of_space(form.space_id, form.name)
         self._builder.announce(topic)
-        server_version = self._server_version if self._images is None or not is_keyable(form) else None
+        has_images = is_keyable(form) if self._images is not None else self._has_source_images
+        server_version = None if has_images else self._server_version
         shape = widened(form, self._widths.get(form.space_id, 0))
         return SpaceEvents(form, topic, self._envelope.pieces(shape, topic, self._server_uuid, server_version))
 

@@ -48,6 +48,8 @@ _SYSTEM_FORMATS: Final = {
 
 Row = list[Any]
 
+_USERS_MIN: Final = 512
+
 
 @dataclass(slots=True)
 class LogRow:
@@ -94,6 +96,8 @@ class Master:
         self.id = 1
         self.term = 1
         self.is_loading = self.is_read_only = False
+        self.writes_images = False
+        """Whether its log has the rows before and after, as Tarantool Enterprise's may."""
         self.may_write_cluster = True
         """Whether the user may."""
         self.during_join: Callable[[], None] | None = None
@@ -132,8 +136,8 @@ class Master:
     def delete(self, space: int | str, *key: Any) -> None:
         """DELETE by primary key; of a key that isn't there too, as Tarantool logs it."""
         space_id = self.id_of(space)
-        self._spaces[space_id].rows.pop(wire.pack(list(key)), None)
-        self._write(Type.DELETE, {Key.SPACE_ID: space_id, Key.KEY: list(key)})
+        old = self._spaces[space_id].rows.pop(wire.pack(list(key)), None)
+        self._write(Type.DELETE, {Key.SPACE_ID: space_id, Key.KEY: list(key)} | self._images(space_id, old, None))
 
     def update(self, space: int | str, key: Sequence[Any], *operations: Row, base: int = 1) -> None:
         """UPDATE with these operations; nothing is logged if the key isn't there, or a number overflows."""
@@ -149,18 +153,19 @@ class Master:
         del rows[wire.pack(list(key))]
         rows[self._key(space_id, new)] = new
         body: dict[int, Any] = {Key.SPACE_ID: space_id, Key.KEY: list(key), Key.TUPLE: list(operations)}
-        self._write(Type.UPDATE, body | ({Key.INDEX_BASE: base} if base else {}))
+        self._write(Type.UPDATE, body | ({Key.INDEX_BASE: base} if base else {}) | self._images(space_id, old, new))
 
     def upsert(self, space: int | str, row: Row, *operations: Row, base: int = 1) -> None:
         """UPSERT."""
         space_id = self.id_of(space)
         rows, key = self._spaces[space_id].rows, self._key(space_id, row)
+        old = rows.get(key)
         try:
             rows[key] = self._operated(space_id, rows[key], operations, base) if key in rows else row
         except OverflowError:
             return  # a server would skip the one operation alone
         body: dict[int, Any] = {Key.SPACE_ID: space_id, Key.TUPLE: row, Key.OPS: list(operations)}
-        self._write(Type.UPSERT, body | ({Key.INDEX_BASE: base} if base else {}))
+        self._write(Type.UPSERT, body | ({Key.INDEX_BASE: base} if base else {}) | self._images(space_id, old, rows[key]))
 
     def nop(self) -> None:
         """A change that a trigger turned down, or the last row of a transaction that ended in a local space."""
@@ -384,8 +389,16 @@ class Master:
 
     def _store(self, kind: int, space: int | str, row: Row) -> None:
         space_id = self.id_of(space)
-        self._spaces[space_id].rows[self._key(space_id, row)] = row
-        self._write(kind, {Key.SPACE_ID: space_id, Key.TUPLE: row})
+        rows, key = self._spaces[space_id].rows, self._key(space_id, row)
+        images = self._images(space_id, rows.get(key), row)
+        rows[key] = row
+        self._write(kind, {Key.SPACE_ID: space_id, Key.TUPLE: row} | images)
+
+    def _images(self, space_id: int, old: Row | None, new: Row | None) -> dict[int, Any]:
+        """What Tarantool Enterprise adds to a row's body with wal_ext, here for users' spaces."""
+        if not self.writes_images or space_id < _USERS_MIN:
+            return {}
+        return {key: row for key, row in ((Key.OLD_TUPLE, old), (Key.NEW_TUPLE, new)) if row is not None}
 
     def _write(self, kind: int, body: dict[int, Any]) -> None:
         lsn = self._lsns[self.origin] = self._lsns.get(self.origin, 0) + 1

@@ -62,9 +62,9 @@ class TapServer:
     def __init__(self, config: Config, sink: tuple[str, int] | None = None) -> None:
         """`sink` is the address of a memcached to keep filled, if any."""
         tap = config.tap
-        if config.state.images == "none" and tap.store_path is None:
+        if config.state.images != "full" and tap.store_path is None:
             raise ConfigurationError(
-                'state.images = "none": there is no store of rows to fill clients from',
+                f'state.images = "{config.state.images}": there is no store of rows to fill clients from',
                 'Let the daemon keep one (state.images = "full") on the machine where this server runs, or set tap.store_path.',
             )
         self._config = tap
