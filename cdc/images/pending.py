@@ -25,6 +25,8 @@ tuple distinguishes the two."""
 T = TypeVar("T")
 
 _PREFIX_BYTES: Final = 4
+_COUNT: Final = struct.Struct("<I")
+"""Number of packed changes."""
 _LENGTHS: Final = struct.Struct("<II")
 """Lengths of a packed change's key and tuple."""
 _GONE: Final = 0xFFFF_FFFF
@@ -55,6 +57,25 @@ class Changes(Protocol):
 
     def pack(self) -> bytes:
         """Return the changes as bytes, for `unpacked`."""
+
+
+@runtime_checkable
+class PackedWriter(Protocol):
+    """Changes that can write themselves into a file."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def byte_count(self) -> int:
+        """Total size of the keys and tuples, in bytes."""
+
+    def write_packed(self, descriptor: int, offset: int) -> None:
+        """Write what `pack` would return, from the file's `offset` on. Raises OSError."""
+
+
+def packed_size(changes: Changes | PackedWriter) -> int:
+    """Return the size of what `pack` returns, in bytes."""
+    return _COUNT.size + len(changes) * _LENGTHS.size + changes.byte_count
 
 
 class Pending(Protocol):
@@ -118,18 +139,16 @@ class ChangeList(list[Change]):
 
     def pack(self) -> bytes:
         """Return the changes as bytes, for `unpacked`."""
-        parts: list[bytes] = []
-        for key, tuple_ in self:
-            parts += (_LENGTHS.pack(len(key), _GONE if tuple_ is None else len(tuple_)), key, tuple_ or b"")
-        return b"".join(parts)
+        lengths = [_LENGTHS.pack(len(key), _GONE if tuple_ is None else len(tuple_)) for key, tuple_ in self]
+        data = [part for key, tuple_ in self for part in (key, tuple_ or b"")]
+        return b"".join([_COUNT.pack(len(self)), *lengths, *data])
 
 
 def unpacked(data: bytes) -> ChangeList:
-    """Return the changes that `pack` has made bytes of."""
-    changes, at = ChangeList(), 0
-    while at < len(data):
-        key_bytes, tuple_bytes = _LENGTHS.unpack_from(data, at)
-        at += _LENGTHS.size
+    """Return the changes that `pack` has made bytes of: their number, the lengths of each key and tuple, all keys and tuples."""
+    (count,) = _COUNT.unpack_from(data)
+    changes, at = ChangeList(), _COUNT.size + count * _LENGTHS.size
+    for key_bytes, tuple_bytes in _LENGTHS.iter_unpack(data[_COUNT.size : at]):
         middle = at + key_bytes
         end = middle if tuple_bytes == _GONE else middle + tuple_bytes
         changes.append((data[at:middle], None if tuple_bytes == _GONE else data[middle:end]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
@@ -123,6 +124,39 @@ def test_an_end_that_isnt_complete_counts_for_nothing(tmp_path: Path) -> None:
         writer.close()
 
 
+@pytest.mark.parametrize("writes", [0, 1, 2, 3])
+def test_a_file_that_is_written_over_shows_nothing_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
+    """Wherever a kill interrupts that."""
+    writer = opened(tmp_path / "state")
+    writer.begin((), VERSION)
+    positions = [at(number) for number in range(1, 4)]
+    for number, position in enumerate(positions, 1):
+        writer.submit(batch(position, row(number), row(number + 100)))
+    left = writes
+
+    def write(descriptor: int, data: bytes, offset: int) -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise OSError("killed")
+        os.pwrite(descriptor, data, offset)
+
+    monkeypatch.setattr(module, "_write", write)
+    monkeypatch.setattr(module, "PackedWriter", type(None))  # so that changes are written by the same function
+    writer.mark_committed(positions[-1])
+    with contextlib.suppress(StateError):
+        writer.flush(is_forced=True)
+        writer.submit(batch(at(4), row(4)))
+    monkeypatch.undo()
+    again = opened(killed(writer, tmp_path / "state"))
+    assert again.position == positions[-1], "the store had it all"
+    assert again.catch_up(at(4)) == (writes != 1 and writes != 2)
+    assert again.position == (at(4) if writes == 3 else positions[-1])
+    rows = [row(number) for number in (1, 2, 3, *([4] if writes == 3 else []), 101, 102, 103)]
+    assert list(again.store.scan(512)) == rows
+    again.close()
+
+
 @pytest.mark.parametrize("checkpoint", [None, Position(seq=5), at(5, snapshot_id=2)])
 def test_another_snapshots_checkpoint_is_not_led_to(tmp_path: Path, checkpoint: Position | None) -> None:
     writer = opened(interrupted(tmp_path / "state"))
@@ -170,9 +204,8 @@ def test_the_stream_needs_none(tmp_path: Path) -> None:
     writer.submit(batch(complete, row(1)))
     writer.mark_committed(complete)
     writer.flush(is_forced=True)
-    (file,) = journal_files(tmp_path)
     writer.submit(batch(at(2, is_complete=True), row(2)))
-    assert file.stat().st_size == 0
+    assert list(Journal(tmp_path).read()) == []
     writer.close()
 
 

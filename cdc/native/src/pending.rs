@@ -77,18 +77,17 @@ impl Changes {
         });
     }
 
-    /// Write the changes to the beginning of `bytes`, as cdc.images.pending packs them, and return the rest.
-    pub fn pack<'a>(&self, mut bytes: &'a mut [u8]) -> &'a mut [u8] {
-        for &Entry { begin, key, tuple } in &self.entries {
-            let size = key as usize + if tuple == GONE { 0 } else { tuple as usize };
-            let (head, rest) = bytes.split_at_mut(8);
-            head[..4].copy_from_slice(&key.to_le_bytes());
-            head[4..].copy_from_slice(&tuple.to_le_bytes());
-            let (content, rest) = rest.split_at_mut(size);
-            content.copy_from_slice(&self.data[begin..begin + size]);
-            bytes = rest;
+    /// Append the lengths of each key and tuple, as cdc.images.pending packs them.
+    pub fn push_lengths(&self, bytes: &mut Vec<u8>) {
+        for entry in &self.entries {
+            bytes.extend_from_slice(&entry.key.to_le_bytes());
+            bytes.extend_from_slice(&entry.tuple.to_le_bytes());
         }
-        bytes
+    }
+
+    /// Return all keys and tuples, one after another.
+    pub fn data(&self) -> &[u8] {
+        &self.data
     }
 
     fn truncate(&mut self, count: usize) {

@@ -1,6 +1,10 @@
 //! Python's interface to the pending changes, their keys, and UPDATE.
 
 use std::collections::HashSet;
+use std::fs::File;
+use std::mem::ManuallyDrop;
+use std::os::fd::FromRawFd;
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use pyo3::exceptions::PyTypeError;
@@ -43,6 +47,16 @@ impl PyChanges {
         PyChanges {
             parts: if part.is_empty() { vec![] } else { vec![part] },
         }
+    }
+
+    fn lengths(&self) -> Vec<u8> {
+        let count = self.parts.iter().map(|part| part.len()).sum::<usize>();
+        let mut bytes = Vec::with_capacity(4 + 8 * count);
+        bytes.extend_from_slice(&(count as u32).to_le_bytes());
+        for part in &self.parts {
+            part.push_lengths(&mut bytes);
+        }
+        bytes
     }
 
     fn list<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
@@ -103,12 +117,26 @@ impl PyChanges {
         self.parts.iter().map(|part| part.byte_count()).sum()
     }
 
-    /// Return the changes as bytes: of each, the lengths of its key and its tuple, and both.
-    fn pack<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        let size = self.byte_count() + 8 * self.__len__();
-        PyBytes::new_with(py, size, |mut bytes| {
+    /// Return the changes as bytes: their number, the lengths of each key and tuple, and all keys and tuples.
+    fn pack<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        let mut bytes = self.lengths();
+        for part in &self.parts {
+            bytes.extend_from_slice(part.data());
+        }
+        PyBytes::new(py, &bytes)
+    }
+
+    /// Write the same bytes into a file, from `offset` on, without a copy of them all. Raises OSError.
+    fn write_packed(&self, py: Python<'_>, descriptor: i32, offset: u64) -> PyResult<()> {
+        // SAFETY: the descriptor is the caller's, who keeps it open; the file isn't closed here.
+        let file = ManuallyDrop::new(unsafe { File::from_raw_fd(descriptor) });
+        py.detach(|| {
+            let lengths = self.lengths();
+            file.write_all_at(&lengths, offset)?;
+            let mut offset = offset + lengths.len() as u64;
             for part in &self.parts {
-                bytes = part.pack(bytes);
+                file.write_all_at(part.data(), offset)?;
+                offset += part.data().len() as u64;
             }
             Ok(())
         })
