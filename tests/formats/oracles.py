@@ -36,24 +36,33 @@ class Ids:
         return self.schemas.index(wanted) + 1
 
     def read(self, data: bytes | None) -> Any:
-        """What is written in Confluent's form, read by fastavro, or checked by jsonschema; nothing may be left over."""
+        """What is written in Confluent's form."""
         if data is None:
             return None
         assert data[0] == 0
-        wanted = self.schemas[int.from_bytes(data[1:5], "big") - 1]
-        if wanted.kind == "JSON":
-            document, value = json.loads(wanted.text), json.loads(data[5:])
-            jsonschema.Draft7Validator.check_schema(document)
-            jsonschema.validate(value, document)
-            return documented(document, value, document.get("definitions", {}))
-        if wanted.kind == "PROTOBUF":
-            assert data[5] == 0, "the first message of the file"
-            return as_dict(first_message(wanted.text).FromString(data[6:]))
-        schema = fastavro.parse_schema(json.loads(wanted.text))
-        rest = io.BytesIO(data[5:])
-        found = fastavro.schemaless_reader(rest, schema, None)
-        assert not rest.read()
-        return found
+        return read_with(self.schemas[int.from_bytes(data[1:5], "big") - 1].text, data[5:])
+
+
+def read_with(text: str, data: bytes) -> Any:
+    """What is written by a schema, read by fastavro or protobuf, or checked by jsonschema; nothing may be left over."""
+    if text.startswith("syntax"):
+        assert data[0] == 0, "the first message of the file"
+        return as_dict(first_message(text).FromString(data[1:]))
+    schema = json.loads(text)
+    if "$schema" in schema:
+        value = json.loads(data)
+        jsonschema.Draft7Validator.check_schema(schema)
+        jsonschema.validate(value, schema)
+        return documented(schema, value, schema.get("definitions", {}))
+    rest = io.BytesIO(data)
+    found = fastavro.schemaless_reader(rest, _parsed(text), None)
+    assert not rest.read()
+    return found
+
+
+@functools.cache
+def _parsed(text: str) -> Any:
+    return fastavro.parse_schema(json.loads(text))
 
 
 @functools.cache

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator
 from typing import Any
 
-import fastavro
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
@@ -15,6 +13,7 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 
 from cdc.local.registry import Registry
 from tests.fakes.registry import FakeRegistry
+from tests.formats.oracles import read_with
 from tests.live.scene import Scene
 from tests.live.topics import Record, TopicReader
 from tests.live.waiting import wait_for
@@ -33,12 +32,13 @@ for number = first, first + count - 1 do
     if what == 1 then space:delete(id)
     elseif what == 2 then space:update(id, {{'=', 2, 'updated ' .. number}})
     elseif what == 3 then space:upsert({id, 'upserted'}, {{'=', 2, 'upserted ' .. number}})
+    elseif what == 4 then space:replace({id, 'longer ' .. number, 1, unpack({'a', 'b', 'c', 'd', 'e', 'f'}, 1, number % 7)})
     else space:replace({id, 'replaced ' .. number, math.random(100) / 4}) end
 end
 """
 ADD_FIELD = """
 local format = box.space.users:format()
-table.insert(format, {name = 'field_' .. #format, type = 'string', is_nullable = true})
+table.insert(format, {name = 'new_' .. #format, type = 'string', is_nullable = true})
 box.space.users:format(format)
 """
 ROWS = "local rows = {} for _, row in box.space.users:pairs() do table.insert(rows, row) end return rows"
@@ -66,37 +66,45 @@ class FakesReader:
 
     def __init__(self, registry: FakeRegistry) -> None:
         self._registry = registry
-        self._schemas: dict[int, Any] = {}
 
     def __call__(self, data: bytes) -> Any:
-        number = int.from_bytes(data[1:5], "big")
-        if number not in self._schemas:
-            self._schemas[number] = fastavro.parse_schema(json.loads(self._registry.schema(number)))
-        return fastavro.schemaless_reader(io.BytesIO(data[5:]), self._schemas[number], None)
+        return read_with(self._registry.schema(int.from_bytes(data[1:5], "big")), data[5:])
 
 
-def check(scene: Scene, read: Any) -> int:
+def check(scene: Scene, read: Any, *, is_flat: bool = False, may_repeat: bool = False) -> int:
     """The events are whole and in order, and their fold is the master's contents. Returns the number of events."""
-    events = [(read(record.key), read(record.value)) for record in records(scene) if record.key is not None and record.value]
-    events.sort(key=lambda event: int(event[1]["source"]["seq"]))
-    assert [event["source"]["seq"] for _, event in events] == list(range(1, len(events) + 1))
+    by_seq: dict[int, tuple[Any, Any]] = {}
+    found = [(read(record.key), read(record.value)) for record in records(scene) if record.key is not None and record.value]
+    for key, event in found:
+        seq = int(event["__source_seq"] if is_flat else event["source"]["seq"])
+        assert may_repeat or seq not in by_seq
+        by_seq[seq] = key, event
+    assert sorted(by_seq) == list(range(1, len(by_seq) + 1))
     rows: dict[int, dict[str, Any]] = {}
-    for key, event in events:
-        assert event["before"] == rows.get(key["id"]) or _without_nulls(event["before"]) == _without_nulls(rows.get(key["id"]))
-        if event["after"] is None:
+    for _, (key, event) in sorted(by_seq.items()):
+        before, after = rows.get(key["id"]), event
+        if is_flat:
+            after = None if event["__deleted"] == "true" else event
+        else:
+            after = event["after"]
+            # By name, as the form may be another one since; of the fields in all forms.
+            assert _common(event["before"]) == _common(before)
+        if after is None:
             rows.pop(key["id"])
         else:
-            rows[key["id"]] = event["after"]
-    master = {
-        row[0]: [row[0], row[1], json.dumps(row[2]) if len(row) > 2 and row[2] is not None else None] for row in _rows(scene)
-    }
+            rows[key["id"]] = after
+    master = {row[0]: _shown(row) for row in _rows(scene)}
     assert {key: [row["id"], row["name"], row["score"]] for key, row in rows.items()} == master
     assert rows
-    return len(events)
+    return len(by_seq)
 
 
-def _without_nulls(row: dict[str, Any] | None) -> dict[str, Any] | None:
-    return None if row is None else {name: value for name, value in row.items() if value is not None}
+def _shown(row: list[Any]) -> list[Any]:
+    return [row[0], row[1], json.dumps(row[2]) if len(row) > 2 and row[2] is not None else None]
+
+
+def _common(row: dict[str, Any] | None) -> list[Any] | None:
+    return None if row is None else [row["id"], row["name"], row["score"]]
 
 
 def _rows(scene: Scene) -> list[list[Any]]:
@@ -138,7 +146,37 @@ def test_what_consumers_read_is_the_master(scene: Scene, registry: Registry) -> 
         deserializer = AvroDeserializer(client)
         context = SerializationContext(f"{scene.prefix}.users", MessageField.VALUE)
         assert check(scene, lambda data: deserializer(data, context)) > 500
-        assert len(client.get_versions(f"{scene.prefix}.users-value")) == 4
+        assert len(client.get_versions(f"{scene.prefix}.users-value")) >= 4
+
+
+@pytest.mark.parametrize(
+    ("value", "envelope", "delivery", "is_pure"),
+    [
+        ("avro", "debezium", "at_least_once", True),
+        ("protobuf", "debezium", "exactly_once", False),
+        ("json_schema_registry", "debezium", "exactly_once", False),
+        ("avro", "flat", "exactly_once", False),
+        ("protobuf", "flat", "at_least_once", False),
+    ],
+)
+def test_what_consumers_read_is_the_master_in_every_format(
+    scene: Scene, fake: FakeRegistry, value: str, envelope: str, delivery: str, is_pure: bool
+) -> None:
+    in_avro(scene, fake.url)
+    fake.compatibility = "NONE"
+    scene.daemon.settings["format"] |= {"key": value, "value": value, "envelope": envelope}
+    scene.daemon.settings["kafka"]["delivery"] = delivery
+    scene.daemon.environment["TARANTOOL_CDC_PURE"] = "1" if is_pure else "0"
+    scene.tarantool.eval(SPACE)
+    scene.daemon.start()
+    for turn in range(2):
+        scene.daemon.wait_until_streaming()
+        scene.tarantool.eval(WORK, turn * 1000 + 1, 200)
+        scene.tarantool.eval(ADD_FIELD)
+        scene.tarantool.eval(WORK, turn * 1000 + 500, 100)
+        scene.daemon.restart_killed()
+    scene.catch_up()
+    check(scene, FakesReader(fake), is_flat=envelope == "flat", may_repeat=delivery == "at_least_once")
 
 
 def test_rows_wait_while_the_registry_is_away(scene: Scene, fake: FakeRegistry) -> None:
