@@ -242,9 +242,12 @@ pub struct KeyColumn {
 }
 
 impl KeyColumn {
-    /// Append the next value.
+    /// Append the next value. Nil is refused: no part of a key is optional in a schema.
     #[inline]
     pub fn push(self, out: &mut Vec<u8>, reader: &mut Reader) -> Written {
+        if reader.peek() == Some(0xc0) {
+            return Err(Refused);
+        }
         match self.kind {
             Kind::Json => push_prefixed(out, |out| self.text.push(out, reader)),
             Kind::Datetime | Kind::DecimalText => {
@@ -317,6 +320,20 @@ mod tests {
             written("json", &long).unwrap(),
             [&b"\xcc\x01\""[..], &[b'x'; 100], b"\""].concat()
         );
+    }
+
+    #[test]
+    fn a_key_has_no_nil() {
+        let mut out = Vec::new();
+        for kind in ["json", "int64", "string"] {
+            let column = KeyColumn {
+                kind: Kind::new(kind),
+                text: KeyText::new("any", false),
+                is_as_written: false,
+            };
+            assert!(column.push(&mut out, &mut Reader::new(b"\xc0", 0)).is_err());
+        }
+        assert!(out.is_empty());
     }
 
     #[test]
