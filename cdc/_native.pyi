@@ -140,9 +140,16 @@ class CompiledRowPath:
     """Maker of one connection's events from the rows of spaces with a plan."""
 
     def __init__(
-        self, source: bytes, is_avro: bool, tombstones: bool, records_from: int | None, transaction_topic: str, bytes_max: int
+        self,
+        source: bytes,
+        is_avro: bool,
+        is_lean: bool,
+        tombstones: bool,
+        records_from: int | None,
+        transaction_topic: str,
+        bytes_max: int,
     ) -> None:
-        """`source` is the beginning of each event's source, in JSON or in Avro.
+        """`source` is the beginning of each event's source, in JSON or in Avro, with all fields or a few.
 
         `records_from`: number of events from which a transaction has BEGIN and END records, in `transaction_topic`. None: no
         transaction has them.

@@ -90,8 +90,8 @@ class FormatSection(Section):
     """Form of the values. `flat`: the row's fields with `__op`, `__deleted` and `__source_seq` (docs/events.md), made by the
     Python row path."""
     source: Literal["full", "lean"] = "full"
-    """Fields of `source` in each event. `lean`: a few, and no `transaction` (docs/events.md), made by the Python row path. The
-    Spark jobs and the TAP server need `full`."""
+    """Fields of `source` in each event. `lean`: a few, and no `transaction` (docs/events.md). The Spark jobs and the TAP
+    server need `full`."""
     unsigned: Literal["long", "decimal", "string"] = "long"
     """Type of fields of the types `unsigned` and `uint64` in formats with a schema. `long`: an integer of 64 bits with a sign;
     rows with a value past 2^63-1 are refused (see `on_error`)."""

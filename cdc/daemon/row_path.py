@@ -26,7 +26,7 @@ def log_start(config: Config) -> None:
 def path_of(config: Config) -> tuple[native.RowPath, str]:
     """Return the row path of a configuration, and the reason, as a clause."""
     if native.ROW_PATH == "native" and not formats_of(config).is_compiled:
-        return "python", 'the compiled row path makes only "json" and "avro", with the full envelope'
+        return "python", 'the compiled row path makes only "json" and "avro", with format.envelope = "debezium"'
     return native.ROW_PATH, native.REASON
 
 

@@ -27,6 +27,11 @@ class LeanEnvelope(Envelope):
         super().__init__(version, prefix, keys)
         self._lean_source = b',"source":{"name":%b,"ts_ms":' % encode(prefix)
 
+    @property
+    def compiled_source(self) -> tuple[bytes, bool]:
+        """Do as Envelope.compiled_source."""
+        return self._lean_source, False
+
     @staticmethod
     def _text_pieces(form: SpaceForm, server_uuid: str, server_version: str | None) -> tuple[bytes, bytes]:  # noqa: ARG004
         schema = b',"schema_version":%d' % form.schema_version
@@ -78,6 +83,11 @@ class LeanAvroEnvelope(AvroEnvelope):
     def __init__(self, version: str, prefix: str, keys: KeyPieces | None, options: FormatOptions) -> None:
         super().__init__(version, prefix, keys, options)
         self._lean_source = string("tarantool") + string(prefix)
+
+    @property
+    def compiled_source(self) -> tuple[bytes, bool]:
+        """Do as Envelope.compiled_source."""
+        return self._lean_source, True
 
     @staticmethod
     def _source_pieces(form: SpaceForm, server_uuid: str, version: bytes) -> tuple[bytes, bytes]:  # noqa: ARG004

@@ -49,7 +49,7 @@ class FormatOptions:
     @property
     def is_compiled(self) -> bool:
         """Whether the compiled row path makes such events, too."""
-        return (self.source, self.envelope) == ("full", "debezium") and not {self.key, self.value} - {"json", "avro"}
+        return self.envelope == "debezium" and not {self.key, self.value} - {"json", "avro"}
 
 
 JSON_FORMATS: Final = FormatOptions()

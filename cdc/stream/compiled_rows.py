@@ -22,7 +22,7 @@ from cdc.schema.forms import SpaceForm
 from cdc.schema.keys import compiled_part
 from cdc.stream.options import PipelineOptions
 
-_new_row_path: Final[Callable[[bytes, bool, bool, int | None, str, int], native.CompiledRowPath] | None] = native.choose(
+_new_row_path: Final[Callable[[bytes, bool, bool, bool, int | None, str, int], native.CompiledRowPath] | None] = native.choose(
     "CompiledRowPath", None
 )
 
@@ -38,7 +38,10 @@ def compiled_row_path(options: PipelineOptions, envelope: Envelope, transaction_
     if _new_row_path is None or not options.formats.is_compiled:
         return None
     records_from = _RECORDS_FROM[options.transaction_topic]
-    return _new_row_path(*envelope.compiled_source, options.tombstones, records_from, transaction_topic, options.batch_bytes_max)
+    is_lean = options.formats.source == "lean"
+    return _new_row_path(
+        *envelope.compiled_source, is_lean, options.tombstones, records_from, transaction_topic, options.batch_bytes_max
+    )
 
 
 class Encoders(dict[Any, SpaceEvents | None]):

@@ -68,6 +68,8 @@ FORMATS = st.sampled_from(
         FormatOptions("avro", "json", schema_ids=an_id),
         FormatOptions("avro", "avro", "decimal", "string", schema_ids=an_id),
         FormatOptions("avro", "avro", "string", schema_ids=an_id),
+        FormatOptions("json", "json", source="lean"),
+        FormatOptions("avro", "avro", source="lean", schema_ids=an_id),
     ]
 )
 """Those that the compiled path makes."""

@@ -20,6 +20,7 @@ pub mod json_values;
 pub mod key_text;
 pub mod keys;
 pub mod layout;
+pub mod lean;
 pub mod limbo;
 pub mod murmur2;
 pub mod overlay;

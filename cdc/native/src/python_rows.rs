@@ -175,9 +175,11 @@ impl RowPath {
     /// `records_from` is the number of events from which a transaction has BEGIN and END records, in `transaction_topic`; None
     /// if no transaction has them.
     #[new]
+    #[allow(clippy::too_many_arguments)] // a connection's settings
     fn new(
         source: Vec<u8>,
         is_avro: bool,
+        is_lean: bool,
         tombstones: bool,
         records_from: Option<u64>,
         transaction_topic: Bound<'_, PyString>,
@@ -186,6 +188,7 @@ impl RowPath {
         let settings = Settings {
             source,
             is_avro,
+            is_lean,
             tombstones,
             unrecorded_events_max: records_from.map(|count| count.saturating_sub(1)),
             transaction_topic: 0,

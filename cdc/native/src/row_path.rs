@@ -12,6 +12,7 @@ use crate::envelope::Shared;
 use crate::image_events::Work;
 use crate::json_values::{push_unsigned, Refused};
 use crate::layout::{Reader, Value};
+use crate::lean::LeanShared;
 use crate::overlay::FETCH_ROWS;
 use crate::row_encoder::Plan;
 use crate::snapshot_progress::SnapshotProgress;
@@ -22,6 +23,8 @@ pub struct Settings {
     pub source: Vec<u8>,
     /// Whether events are in Avro, not in JSON.
     pub is_avro: bool,
+    /// Whether the source has only a few fields.
+    pub is_lean: bool,
     /// Whether a DELETE is followed by a tombstone.
     pub tombstones: bool,
     /// Maximum number of events of a transaction without BEGIN and END records; None: no transaction has them.
@@ -70,6 +73,8 @@ pub struct RowPath {
     pub shared: Shared,
     /// The same, if events are in Avro.
     pub avro: AvroShared,
+    /// The same, if the source has only a few fields.
+    pub lean: LeanShared,
     /// Where the fields of the primary key begin in the row that is being handled.
     pub places: Vec<usize>,
     /// Number of the transaction's events so far, by space.
@@ -89,6 +94,7 @@ impl RowPath {
             snapshot: SnapshotProgress::default(),
             shared: Shared::default(),
             avro: AvroShared::default(),
+            lean: LeanShared::default(),
             places: Vec::new(),
             orders: Vec::new(),
             work: Work::default(),

@@ -269,6 +269,7 @@ mod tests {
         let mut path = RowPath::new(Settings {
             source: Vec::new(),
             is_avro: false,
+            is_lean: false,
             tombstones: true,
             unrecorded_events_max: None,
             transaction_topic: 1,

@@ -187,7 +187,9 @@ impl RowPath {
             return Err(Obstacle::Uncommon);
         }
         let (source, time) = (&self.settings.source, last.timestamp);
-        if self.settings.is_avro {
+        if self.settings.is_lean {
+            self.lean.begin(source, self.settings.is_avro, time);
+        } else if self.settings.is_avro {
             self.avro
                 .begin(source, origins, origin, tsn, last.lsn, time);
         } else {
@@ -259,12 +261,13 @@ impl RowPath {
             total_order,
             order: next_order(&mut self.orders, space_id),
         };
-        if self.settings.is_avro {
-            self.avro
-                .push_rest(&mut batch.bytes, plan, &place, transaction.suffix);
+        let (out, suffix) = (&mut batch.bytes, transaction.suffix);
+        if self.settings.is_lean {
+            self.lean.push_rest(out, plan, &place, suffix);
+        } else if self.settings.is_avro {
+            self.avro.push_rest(out, plan, &place, suffix);
         } else {
-            self.shared
-                .push_rest(&mut batch.bytes, plan, &place, transaction.suffix);
+            self.shared.push_rest(out, plan, &place, suffix);
         }
         let value_begin = match key {
             EventKey::Before(end) => end,
@@ -481,6 +484,7 @@ mod tests {
         let mut path = RowPath::new(Settings {
             source: b"<source>".to_vec(),
             is_avro: false,
+            is_lean: false,
             tombstones: true,
             unrecorded_events_max: Some(1),
             transaction_topic: 1,
