@@ -27,6 +27,22 @@ def test_where_no_memcached_can_be(tmp_path: Path, to: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "value"), [("key", "json_schema"), ("value", "json_schema"), ("envelope", "flat"), ("source", "lean")]
+)
+def test_topics_that_the_server_cannot_read(tmp_path: Path, name: str, value: str) -> None:
+    values = {
+        "name": "shop",
+        "source": {"uris": ["localhost:1"]},
+        "kafka": {"bootstrap_servers": "localhost:1", "topic_prefix": "shop"},
+        "tap": {"path": tmp_path / "tap"},
+        "format": {name: value},
+    }
+    with pytest.raises(ConfigurationError, match=f'the TAP server needs format.{name} = "'):
+        tap(config.parse(values, "the test"), None)
+    assert not (tmp_path / "tap").exists()
+
+
+@pytest.mark.parametrize(
     ("soft", "hard", "expected", "is_said"),
     [
         (1_024, 4_096, (1_500, 4_096), False),
