@@ -53,6 +53,8 @@ class SchemaIds:
         self._log = structlog.get_logger()
         self._changed = threading.Condition()
         self._known: dict[Registration, int] = {}
+        # By subject: the schema that was asked for last. Former ones may be deleted in the registry.
+        self._current: dict[str, Registration] = {}
         self._wanted: Registration | None = None
         self._wanted_since = 0.0
         self._waiting: RegistryWait | None = None
@@ -71,6 +73,7 @@ class SchemaIds:
         with self._changed:
             found = self._known.get(wanted)
             if found is not None:
+                self._current[wanted.subject] = wanted
                 return found
             if self._wanted != wanted:
                 self._wanted, self._wanted_since = wanted, time.monotonic()
@@ -138,8 +141,10 @@ class SchemaIds:
         return True
 
     def _recheck(self) -> None:
-        """Compare the known ids with the registry's; ask again for those that it has lost."""
-        for wanted, known in list(self._known.items()):
+        """Compare the ids in use with the registry's; ask again for those that it has lost."""
+        with self._changed:
+            used = [(wanted, self._known[wanted]) for wanted in self._current.values()]
+        for wanted, known in used:
             if self._is_closed:
                 return
             try:

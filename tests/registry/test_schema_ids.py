@@ -101,6 +101,17 @@ def test_a_registry_that_has_lost_its_data_gives_other_ids(registry: FakeRegistr
     ids.check()
 
 
+def test_a_former_schema_may_be_deleted(registry: FakeRegistry, ids: SchemaIds) -> None:
+    registry.compatibility = "NONE"
+    waited_for(ids, WANTED)
+    waited_for(ids, RETYPED)
+    registry.subjects["shop.users-value"].remove(WANTED.text)
+    count = len(registry.requests)
+    until(lambda: len(registry.requests) > count + 1)
+    ids.check()
+    assert registry.subjects["shop.users-value"] == [RETYPED.text]
+
+
 def test_a_restart_with_its_data_changes_nothing(registry: FakeRegistry, ids: SchemaIds) -> None:
     waited_for(ids, WANTED)
     registry.stop()
