@@ -260,7 +260,8 @@ def test_a_registry_without_its_data_gives_other_ids(scene: Scene, fake: FakeReg
 def test_a_schema_that_must_be_there(scene: Scene, fake: FakeRegistry) -> None:
     in_avro(scene, fake.url, auto_register=False)
     scene.tarantool.eval(SPACE)
-    scene.tarantool.eval(WORK, 1, 20)
+    # No rows past the format, for which the schema would have to be there, too.
+    scene.tarantool.eval("for id = 1, 20 do box.space.users:insert({id, 'there', id / 4}) end")
     scene.daemon.start()
     wanted = {f"{scene.prefix}.users-{kind}" for kind in ("key", "value")}
     while wanted:
