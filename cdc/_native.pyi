@@ -106,6 +106,8 @@ FittingRules = tuple[int, int, list[tuple[str, bool, int]]]
 """The number of fields that a tuple must have (0 for any), the least number, and by field: the name of its check, whether it may
 be nil, and the scale of its decimals."""
 
+ColumnTreatments = tuple[list[tuple[str, int, bytes]], bytes]
+"""By field the kind of its treatment, a number of characters, and a constant as JSON; and the salt."""
 ImageRules = tuple[int, list[tuple[bytes, str]], bool, FittingRules | None]
 """Number with which a space's keys begin, the space's fields and types, whether the space is in vinyl, and the rules for the
 results of its UPSERTs."""
@@ -167,6 +169,7 @@ class CompiledRowPath:
         parts: list[tuple[bytes, KeyPart]],
         fields_max: int,
         images: ImageRules | None,
+        columns: ColumnTreatments | None,
         counts_upserts: bool,
         is_synchronous: bool,
     ) -> None:

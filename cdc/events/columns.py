@@ -262,6 +262,19 @@ class ColumnPlan:
                 found.append((place, self._mask(place, treatment)))
         return found
 
+    @property
+    def compiled(self) -> tuple[list[tuple[str, int, bytes]], bytes, bool]:
+        """The treatments of the fields as the compiled row path gets them, the salt, and whether they are all that there are.
+
+        If not, tuples that are longer than the format may have others.
+        """
+        found = [(treatment or _SHOWN) for treatment in self._treatments]
+        told: list[tuple[str, int, bytes]] = [
+            (kind, argument if isinstance(argument, int) else 0, encode(argument) if kind == "mask" else b"")
+            for kind, argument in found
+        ]
+        return told, self._salt, self._past is None
+
     def past_name(self, number: int) -> str:
         """Return the name of a published field behind those that `shown` names; `number` counts them from 0."""
         if self._past is None:

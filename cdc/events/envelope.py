@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
-from cdc.events.columns import NO_COLUMN_RULES, ColumnRules
+from cdc.events.columns import NO_COLUMN_RULES, ColumnPlan, ColumnRules, plan_of
 from cdc.events.json_values import encode
 from cdc.events.row_encoder import Encode, RowEncoder
 from cdc.positions.position import Position
@@ -117,6 +117,8 @@ class SpacePieces:
     schema: bytes
     """The piece between `seq` and the vclock."""
     openings: Openings = OPENINGS
+    columns: ColumnPlan | None = None
+    """What is published of the rows' columns; None if rows are published as they are."""
     is_compiled: bool = True
     """Whether the compiled row path can make the space's events, if it makes those of the formats."""
     row_of_key: Encode | None = None
@@ -165,7 +167,7 @@ class SpaceEvents:
         self.topic = topic
         self.key, self.key_of, self.rows, self.patch = pieces.key, pieces.key_of, pieces.rows, pieces.patch
         self.table, self.schema, self.openings = pieces.table, pieces.schema, pieces.openings
-        self.is_compiled = pieces.is_compiled
+        self.is_compiled, self.columns = pieces.is_compiled, pieces.columns
         self._row_of_key = pieces.row_of_key
         self.shows_before = pieces.shows_before
         self.row_plan, self.key_plan = pieces.row_plan, pieces.key_plan
@@ -253,7 +255,7 @@ class Envelope:
         shown = self.columns.shown(form)
         found = self._value_pieces(shown, topic, server_uuid, server_version)
         if shown is not form:
-            found = replace(found, is_compiled=False)
+            found = replace(found, is_compiled=found.row_plan is None, columns=plan_of(shown))
         if self._keys is None:
             return found
         keys = self._keys(form, topic)

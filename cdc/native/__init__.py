@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 if TYPE_CHECKING:
     # For annotations: at run time the classes exist only if the compiled module is chosen.
     from cdc._native import Arrivals as Arrivals
+    from cdc._native import ColumnTreatments as ColumnTreatments
     from cdc._native import CompiledMessages as CompiledMessages
     from cdc._native import CompiledRowPath as CompiledRowPath
     from cdc._native import FrameReader as FrameReader

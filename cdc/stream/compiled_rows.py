@@ -96,9 +96,15 @@ def _set_plan(path: native.CompiledRowPath, space: SpaceEvents, *, is_synchronou
         images = _images(space) if space.changes_by == "image" else None
     except UnicodeEncodeError:
         return  # a name isn't valid UTF-8
+    columns, fields_max = None, _fields_max(form)
+    if space.columns is not None:
+        treatments, salt, are_all = space.columns.compiled
+        columns = treatments, salt
+        if not are_all:
+            fields_max = min(fields_max, len(form.fields))
     about = space.topic, name, space.table, space.schema, list(space.openings[:_OPENINGS]), (space.row_plan, space.key_plan)
     upserts = space.counts_upserts
-    path.set_plan(form.space_id, *about, fields, parts, _fields_max(form), images, upserts, is_synchronous)
+    path.set_plan(form.space_id, *about, fields, parts, fields_max, images, columns, upserts, is_synchronous)
 
 
 def _images(space: SpaceEvents) -> native.ImageRules:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
@@ -20,6 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc import native
+from cdc.config.columns import ColumnsRule
 from cdc.errors import CdcError, ConfigurationError
 from cdc.formats.options import JSON_FORMATS, FormatOptions, Registration
 from cdc.images.overlay import Images
@@ -225,8 +227,9 @@ def outcome(
     stored: list[StoredSpace], pieces: Iterable[bytes], decoder: FrameDecoder, **options: Any
 ) -> tuple[list[Message | Broadcast], str, Any]:
     """The messages, the error that ended it, and where it stands then."""
+    images = Images(MemoryTuples(), version=(2, 11)) if options.pop("has_images", False) else None
     try:
-        target = pipeline(BEGIN, stored, exclude=["hidden"], **{"version": (2, 11), **options})
+        target = pipeline(BEGIN, stored, exclude=["hidden"], **{"version": (2, 11), "images": images, **options})
     except ConfigurationError as refused:  # two names become one in Avro
         return [], str(refused), None
     found: list[Message | Broadcast] = []
@@ -287,6 +290,48 @@ def test_both_paths_write_the_same_bytes(
     data = b"".join(frames)
     pieces = [data[start : start + size] for start in range(0, len(data), size)]
     compare(stored, pieces, transaction_topic=topic, batch_bytes_max=bytes_max, **options)
+
+
+@MANY
+@given(
+    stream=streams(),
+    size=st.integers(1, 4000),
+    has_images=st.booleans(),
+    treatments=st.lists(st.sampled_from(["", "", "exclude", "hash", "truncate", "mask"]), min_size=9, max_size=9),
+    past=st.sampled_from([[], ["field_.*"], ["field_5"]]),
+    count=st.integers(0, 5),
+)
+def test_both_paths_obey_the_rules_for_columns(
+    stream: tuple[list[StoredSpace], list[bytes]], size: int, has_images: bool, treatments: list[str], past: list[str], count: int
+) -> None:
+    stored, frames = stream
+    in_key = {part["field"] if isinstance(part, dict) else part[0] for part in stored[0].index_rows[0][5]}
+    names = [field["name"] for field in stored[0].space_row[6]]
+    keys = {names[place] if place < len(names) else f"field_{place + 1}" for place in in_key}
+    by_kind: dict[str, list[str]] = {kind: [] for kind in treatments}
+    for name, kind in zip(dict.fromkeys(names), treatments, strict=False):
+        if name not in keys:
+            by_kind[kind].append(re.escape(name))
+    is_told = past or any(by_kind[kind] for kind in by_kind if kind)
+    rule: dict[str, Any] = {
+        "include": [*map(re.escape, names), *past] if past else [],
+        "exclude": by_kind.get("exclude", []),
+        "hash": by_kind.get("hash", []),
+        "truncate": dict.fromkeys(by_kind.get("truncate", []), count),
+        "mask": dict.fromkeys(by_kind.get("mask", []), '"*"'),
+    }
+    rules = [ColumnsRule(spaces="users", **rule)] if is_told else []
+    data = b"".join(frames)
+    pieces = [data[start : start + size] for start in range(0, len(data), size)]
+    compare(
+        stored,
+        pieces,
+        column_rules=rules,
+        salt=b"0123456789abcdef",
+        on_error="dlq",
+        on_image_error="dlq",
+        has_images=has_images,
+    )
 
 
 @SOME

@@ -11,6 +11,7 @@ pub mod avro_events;
 pub mod avro_values;
 pub mod batch;
 pub mod codec;
+pub mod columns;
 pub mod constants;
 pub mod envelope;
 pub mod extensions;

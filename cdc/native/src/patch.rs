@@ -1,6 +1,6 @@
 //! UPDATE and UPSERT in a space without images: common operations as JSON, as cdc.events.row_encoder's `patch` writes them.
 //!
-//! Paths and malformed operations are refused.
+//! Paths and malformed operations are refused, and all operations on spaces with rules for columns.
 
 use crate::json_values::{push_any, push_signed, Refused, Written};
 use crate::layout::{Reader, Value};
@@ -14,6 +14,9 @@ pub fn push_patch(
     at: usize,
     base: u64,
 ) -> Result<usize, Refused> {
+    if plan.columns.is_some() {
+        return Err(Refused);
+    }
     let mut reader = Reader::new(data, at);
     let Some(Value::Array(count)) = reader.value() else {
         return Err(Refused);

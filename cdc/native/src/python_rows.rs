@@ -7,6 +7,7 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString};
 
 use crate::avro_values::{Column, KeyColumn, Kind};
 use crate::batch::BatchBuilder;
+use crate::columns::{ColumnPlan, Treatment};
 use crate::envelope::Origins;
 use crate::fitting::Fitting;
 use crate::key_text::KeyText;
@@ -26,6 +27,26 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Run>()?;
     module.add_class::<SnapshotRun>()?;
     Ok(())
+}
+
+/// A field's treatment: its kind, the number of characters, and the constant as JSON.
+type PyTreatment = (String, usize, Vec<u8>);
+
+/// The treatments of a form's fields, and the salt.
+type PyColumns = (Vec<PyTreatment>, Vec<u8>);
+
+fn treatment((kind, count, constant): PyTreatment) -> Treatment {
+    match kind.as_str() {
+        "" => Treatment::Shown,
+        "hash" => Treatment::Hashed,
+        "truncate" => Treatment::Truncated(count),
+        "mask" => Treatment::Masked(constant),
+        _ => Treatment::Excluded,
+    }
+}
+
+fn column_plan((treatments, salt): PyColumns) -> ColumnPlan {
+    ColumnPlan::new(treatments.into_iter().map(treatment).collect(), &salt)
 }
 
 /// Result of a run.
@@ -226,6 +247,7 @@ impl RowPath {
         parts: Vec<(Vec<u8>, PyKeyPart)>,
         fields_max: usize,
         images: Option<PyImages>,
+        columns: Option<PyColumns>,
         counts_upserts: bool,
         is_synchronous: bool,
     ) -> PyResult<()> {
@@ -266,6 +288,7 @@ impl RowPath {
         plan.avro_rows = avro.0.map(avro_rows);
         plan.avro_key = avro_key;
         plan.images = images;
+        plan.columns = columns.map(column_plan);
         plan.counts_upserts = counts_upserts;
         self.path.set_plan(space_id, Some(plan), is_synchronous);
         Ok(())

@@ -1,6 +1,7 @@
 //! One space's rows and keys as JSON objects, compiled from its form; as cdc.events.row_encoder, for common values.
 
 use crate::avro_values::{Column, KeyColumn};
+use crate::columns::{ColumnPlan, Treatment};
 use crate::fitting::Fitting;
 use crate::json_values::{
     is_utf8, push_any, push_simple, push_text, push_unsigned, Refused, Written,
@@ -109,6 +110,8 @@ pub struct Plan {
     pub counts_upserts: bool,
     /// How to maintain the space's images; None if it has none.
     pub images: Option<ImagePlan>,
+    /// What is published of the fields; None if all are as they are.
+    pub columns: Option<ColumnPlan>,
 }
 
 impl Plan {
@@ -144,6 +147,7 @@ impl Plan {
             topic,
             counts_upserts: false,
             images: None,
+            columns: None,
         }
     }
 
@@ -167,6 +171,9 @@ impl Plan {
         places.resize(self.parts.len(), usize::MAX);
         if let Some(rows) = &self.avro_rows {
             return self.push_avro_row(out, &rows.columns, reader, count, places);
+        }
+        if let Some(columns) = &self.columns {
+            return self.push_published(out, columns, reader, count, places);
         }
         if count == 0 {
             out.push(b'{');
@@ -253,6 +260,46 @@ impl Plan {
             }
         }
         Ok(())
+    }
+
+    /// Do as `push_row`, with the `count` fields at `reader`, as the rules for columns publish them.
+    fn push_published(
+        &self,
+        out: &mut Vec<u8>,
+        columns: &ColumnPlan,
+        mut reader: Reader,
+        count: usize,
+        places: &mut [usize],
+    ) -> Result<usize, Refused> {
+        let mut text = Vec::new();
+        let begin = out.len();
+        out.push(b'{');
+        for place in 0..count {
+            for (part, position) in self.parts.iter().zip(places.iter_mut()) {
+                if part.field == place {
+                    *position = reader.at;
+                }
+            }
+            let treatment = columns.treatment(place);
+            if matches!(treatment, Treatment::Excluded) {
+                reader.skip().ok_or(Refused)?;
+                continue;
+            }
+            if out.len() > begin + 1 {
+                out.push(b',');
+            }
+            self.push_field_name(out, place as u64);
+            out.push(b':');
+            match treatment {
+                Treatment::Shown if self.fields.get(place).is_some_and(|field| field.1) => {
+                    push_simple(out, &mut reader)?;
+                }
+                Treatment::Shown => push_any(out, &mut reader, 0)?,
+                _ => columns.push_masked(out, treatment, &mut reader, &mut text)?,
+            }
+        }
+        out.push(b'}');
+        Ok(reader.at)
     }
 
     /// Append the name of a field as JSON.
