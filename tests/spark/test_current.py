@@ -524,7 +524,7 @@ def test_any_cut_and_repetition_of_the_partitions_gives_the_same_rows(
     job: Job, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Batches are on both sides of both, so all ways are taken to put events on top of merged rows.
-    monkeypatch.setattr(current_rows, "_FEW", 20)
+    monkeypatch.setattr(current_rows, "_FEW_UNMERGED", 20)
     monkeypatch.setattr(few_events, "FEW", 10)
     chance = random.Random(seed)
     model = _random_workload(job.topics, chance)
