@@ -252,9 +252,10 @@ def test_a_registry_without_its_data_gives_other_ids(scene: Scene, fake: FakeReg
     scene.daemon.wait_until("it has reconnected", lambda status: status["upstream"]["reconnects"] > 0)
     scene.tarantool.eval(WORK, 100, 50)
     scene.catch_up()
+    # One per length of the rows past the format, too.
     newer = {record.value[1:5] for record in records(scene) if record.value} - ids
-    assert newer <= {number.to_bytes(4, "big") for number in (900, 901)}
     assert newer
+    assert all(int.from_bytes(number, "big") >= 900 for number in newer)
 
 
 def test_a_schema_that_must_be_there(scene: Scene, fake: FakeRegistry) -> None:
