@@ -9,7 +9,7 @@ of the row are therefore optional. An event says only what the row is now, so th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 from cdc.errors import EncodingError
 from cdc.events.columns import shown_rows
@@ -17,19 +17,16 @@ from cdc.events.envelope import Envelope, Openings, SharedPieces, SpaceEvents, S
 from cdc.events.json_values import WAY_OUT, encode
 from cdc.events.row_encoder import Encode, RowEncoder
 from cdc.formats import avro_events, connect_events, proto_events, rows, schemas
-from cdc.formats.avro_values import PRESENT, long, string
+from cdc.formats.avro_values import PRESENT, string
 from cdc.formats.names import DELETED, OP, SEQ_NAME, check_fields, check_flat
 from cdc.formats.proto_events import ProtoEnvelope
 from cdc.formats.proto_schema import FLAT
-from cdc.formats.proto_values import BYTES, FIXED64, fixed64, tag, text
+from cdc.formats.proto_values import BYTES, FIXED64, tag, text
 from cdc.formats.schemas import Column, Struct, StructField
 from cdc.formats.types import INT64, STRING
 from cdc.formats.wire import header
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import SpaceForm
-
-_PROTO_SEQ: Final = tag(FLAT[SEQ_NAME], FIXED64)
-_SEQ: Final = b',"%b":' % SEQ_NAME.encode()
 
 
 def _openings(opening: Callable[[str, str], bytes]) -> Openings:
@@ -95,33 +92,27 @@ def _bare(whole: Encode) -> Encode:
     return encode_bare
 
 
-class FlatEnvelope(Envelope):
-    """Flat events in JSON."""
+def _pieces(form: SpaceForm, found: Mapping[int, Encode], openings: Openings, row_of_key: Encode | None) -> SpacePieces:
+    """Return a form's pieces, given the encoders of its rows."""
+    json = RowEncoder(form)
+    return SpacePieces(
+        key=json.key,
+        key_of=json.key_of,
+        rows=found,
+        patch=_no_patch(form),
+        table=b"",
+        schema=b"",
+        openings=openings,
+        row_of_key=row_of_key,
+        shows_before=False,
+    )
 
-    def _value_pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:  # noqa: ARG002
-        check_flat(form)
-        json = RowEncoder(form)
-        row_of_key = None if server_version is None else _bare(json.key)
-        return self._flat_pieces(form, json, _Bare(json.rows), row_of_key, b"")
 
-    @staticmethod
-    def _flat_pieces(
-        form: SpaceForm, json: RowEncoder, found: Mapping[int, Encode], row_of_key: Encode | None, before: bytes
-    ) -> SpacePieces:
-        def opening(op: str, deleted: str) -> bytes:
-            return before + encode({OP: op, DELETED: deleted})[:-1]
+class _Flat(Envelope):
+    """What flat events in all formats share: of what surrounds a row they have only the operation and the `seq`."""
 
-        return SpacePieces(
-            key=json.key,
-            key_of=json.key_of,
-            rows=found,
-            patch=_no_patch(form),
-            table=b"",
-            schema=b"",
-            openings=_openings(opening),
-            row_of_key=row_of_key,
-            shows_before=False,
-        )
+    _BEFORE_SEQ: bytes
+    _AFTER_SEQ: bytes = b""
 
     def shared(
         self,
@@ -131,117 +122,7 @@ class FlatEnvelope(Envelope):
         vclock: Mapping[int, int],  # noqa: ARG002
     ) -> SharedPieces:
         """Do as Envelope.shared."""
-        return _Shared(_SEQ, self.number, b"}")
-
-    def batch_time(self, now_us: int) -> bytes:  # noqa: ARG002
-        """Return nothing: an event has no time."""
-        return b""
-
-    def snapshot_pieces(self, space: SpaceEvents, snapshot_id: int, vclock: bytes, now_us: int) -> tuple[bytes, bytes]:  # noqa: ARG002
-        """Do as Envelope.snapshot_pieces."""
-        return _SEQ, b"}"
-
-
-class FlatConnectEnvelope(connect_events.ConnectEnvelope, FlatEnvelope):
-    """Flat events with a schema block."""
-
-    def _value_pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:  # noqa: ARG002
-        check_flat(form)
-        columns = schemas.columns(form, self._options, has_images=server_version is None, all_optional=True)
-        assemble = connect_events.assemble(columns)
-        row_of_key = None if server_version is None else rows.row_of_key(form, columns, assemble)
-        return self._flat_pieces(
-            form,
-            RowEncoder(form),
-            _Bare(shown_rows(form, rows.ColumnRows(form, columns, assemble))),
-            None if row_of_key is None else _bare(row_of_key),
-            self._beginning(_struct(f"{self._prefix}.{form.name}", columns), topic),
-        )
-
-
-class FlatRegisteredJsonEnvelope(FlatConnectEnvelope, connect_events.RegisteredJsonEnvelope):
-    """Flat events as JSON whose schema a registry has."""
-
-
-class FlatProtoEnvelope(ProtoEnvelope):
-    """Flat events in Protobuf."""
-
-    def _value_pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:  # noqa: ARG002
-        check_fields(form)
-        check_flat(form)
-        columns = schemas.columns(form, self._options, has_images=server_version is None, all_optional=True)
-        in_message = proto_events.assemble(columns)
-        before = header(self._options, topic, "value", _struct(f"{self._prefix}.{form.name}", columns), "PROTOBUF")
-        json = RowEncoder(form)
-
-        def opening(op: str, deleted: str) -> bytes:
-            own = tag(FLAT[OP], BYTES) + text(op) + tag(FLAT[DELETED], BYTES) + text(deleted)
-            return before + proto_events.FIRST_MESSAGE + own
-
-        return SpacePieces(
-            key=json.key,
-            key_of=json.key_of,
-            rows=shown_rows(form, rows.ColumnRows(form, columns, in_message)),
-            patch=_no_patch(form),
-            table=b"",
-            schema=b"",
-            openings=_openings(opening),
-            row_of_key=None if server_version is None else rows.row_of_key(form, columns, in_message),
-            shows_before=False,
-        )
-
-    def shared(
-        self,
-        timestamp: float,  # noqa: ARG002
-        previous_lsn: bytes,  # noqa: ARG002
-        place: tuple[int, int],  # noqa: ARG002
-        vclock: Mapping[int, int],  # noqa: ARG002
-    ) -> SharedPieces:
-        """Do as Envelope.shared."""
-        return _Shared(_PROTO_SEQ, fixed64, b"")
-
-    def batch_time(self, now_us: int) -> bytes:  # noqa: ARG002
-        """Return nothing: an event has no time."""
-        return b""
-
-    def snapshot_pieces(self, space: SpaceEvents, snapshot_id: int, vclock: bytes, now_us: int) -> tuple[bytes, bytes]:  # noqa: ARG002
-        """Do as Envelope.snapshot_pieces."""
-        return _PROTO_SEQ, b""
-
-
-class FlatAvroEnvelope(avro_events.AvroEnvelope):
-    """Flat events in Avro."""
-
-    def _value_pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:  # noqa: ARG002
-        check_fields(form)
-        check_flat(form)
-        columns = schemas.columns(form, self._options, has_images=server_version is None, all_optional=True)
-        assemble = avro_events.assemble(columns)
-        before = header(self._options, topic, "value", _struct(f"{self._prefix}.{form.name}", columns), "AVRO")
-        nothing = assemble([None] * len(columns))
-        json = RowEncoder(form)
-        openings = _openings(lambda op, deleted: before + string(op) + string(deleted))
-        return SpacePieces(
-            key=json.key,
-            key_of=json.key_of,
-            rows=shown_rows(form, rows.ColumnRows(form, columns, assemble)),
-            patch=_no_patch(form),
-            table=b"",
-            schema=b"",
-            openings=openings._replace(delete=openings.delete + nothing, truncate=openings.truncate + nothing),
-            row_of_key=None if server_version is None else rows.row_of_key(form, columns, assemble),
-            shows_before=False,
-        )
-
-    def shared(
-        self,
-        timestamp: float,  # noqa: ARG002
-        previous_lsn: bytes,  # noqa: ARG002
-        place: tuple[int, int],  # noqa: ARG002
-        vclock: Mapping[int, int],  # noqa: ARG002
-    ) -> SharedPieces:
-        """Do as Envelope.shared."""
-        return _Shared(PRESENT, long, b"")
+        return _Shared(self._BEFORE_SEQ, self.number, self._AFTER_SEQ)
 
     def batch_time(self, now_us: int) -> bytes:  # noqa: ARG002
         """Return nothing: an event has no time."""
@@ -254,4 +135,84 @@ class FlatAvroEnvelope(avro_events.AvroEnvelope):
 
     def snapshot_pieces(self, space: SpaceEvents, snapshot_id: int, vclock: bytes, now_us: int) -> tuple[bytes, bytes]:  # noqa: ARG002
         """Do as Envelope.snapshot_pieces."""
-        return PRESENT, b""
+        return self._BEFORE_SEQ, self._AFTER_SEQ
+
+
+class FlatEnvelope(_Flat):
+    """Flat events in JSON."""
+
+    _BEFORE_SEQ = b',"%b":' % SEQ_NAME.encode()
+    _AFTER_SEQ = b"}"
+
+    def _value_pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:  # noqa: ARG002
+        check_flat(form)
+        json = RowEncoder(form)
+        row_of_key = None if server_version is None else _bare(json.key)
+        return self._flat_pieces(form, _Bare(json.rows), row_of_key, b"")
+
+    @staticmethod
+    def _flat_pieces(form: SpaceForm, found: Mapping[int, Encode], row_of_key: Encode | None, before: bytes) -> SpacePieces:
+        def opening(op: str, deleted: str) -> bytes:
+            return before + encode({OP: op, DELETED: deleted})[:-1]
+
+        return _pieces(form, found, _openings(opening), row_of_key)
+
+
+class FlatConnectEnvelope(connect_events.ConnectEnvelope, FlatEnvelope):
+    """Flat events with a schema block."""
+
+    def _value_pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:  # noqa: ARG002
+        check_flat(form)
+        columns = schemas.columns(form, self._options, has_images=server_version is None, all_optional=True)
+        assemble = connect_events.assemble(columns)
+        row_of_key = None if server_version is None else rows.row_of_key(form, columns, assemble)
+        return self._flat_pieces(
+            form,
+            _Bare(shown_rows(form, rows.ColumnRows(form, columns, assemble))),
+            None if row_of_key is None else _bare(row_of_key),
+            self._beginning(_struct(f"{self._prefix}.{form.name}", columns), topic),
+        )
+
+
+class FlatRegisteredJsonEnvelope(FlatConnectEnvelope, connect_events.RegisteredJsonEnvelope):
+    """Flat events as JSON whose schema a registry has."""
+
+
+class FlatProtoEnvelope(_Flat, ProtoEnvelope):
+    """Flat events in Protobuf."""
+
+    _BEFORE_SEQ = tag(FLAT[SEQ_NAME], FIXED64)
+
+    def _value_pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:  # noqa: ARG002
+        check_fields(form)
+        check_flat(form)
+        columns = schemas.columns(form, self._options, has_images=server_version is None, all_optional=True)
+        in_message = proto_events.assemble(columns)
+        before = header(self._options, topic, "value", _struct(f"{self._prefix}.{form.name}", columns), "PROTOBUF")
+
+        def opening(op: str, deleted: str) -> bytes:
+            own = tag(FLAT[OP], BYTES) + text(op) + tag(FLAT[DELETED], BYTES) + text(deleted)
+            return before + proto_events.FIRST_MESSAGE + own
+
+        found = shown_rows(form, rows.ColumnRows(form, columns, in_message))
+        row_of_key = None if server_version is None else rows.row_of_key(form, columns, in_message)
+        return _pieces(form, found, _openings(opening), row_of_key)
+
+
+class FlatAvroEnvelope(_Flat, avro_events.AvroEnvelope):
+    """Flat events in Avro."""
+
+    _BEFORE_SEQ = PRESENT
+
+    def _value_pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:  # noqa: ARG002
+        check_fields(form)
+        check_flat(form)
+        columns = schemas.columns(form, self._options, has_images=server_version is None, all_optional=True)
+        assemble = avro_events.assemble(columns)
+        before = header(self._options, topic, "value", _struct(f"{self._prefix}.{form.name}", columns), "AVRO")
+        nothing = assemble([None] * len(columns))
+        openings = _openings(lambda op, deleted: before + string(op) + string(deleted))
+        openings = openings._replace(delete=openings.delete + nothing, truncate=openings.truncate + nothing)
+        found = shown_rows(form, rows.ColumnRows(form, columns, assemble))
+        row_of_key = None if server_version is None else rows.row_of_key(form, columns, assemble)
+        return _pieces(form, found, openings, row_of_key)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 
 from cdc.events.envelope import SEQ, Envelope, KeyPieces, SharedPieces, SpaceEvents
@@ -20,7 +21,30 @@ from cdc.positions.vclock import VClock
 from cdc.schema.forms import SpaceForm
 
 
-class LeanEnvelope(Envelope):
+class _Lean(Envelope):
+    """What events with a lean source share in all formats: of a transaction they have only its time."""
+
+    @abstractmethod
+    def _begin(self, time_ms: int) -> SharedPieces:
+        """Return the pieces of a transaction that the master wrote at this time."""
+
+    def shared(
+        self,
+        timestamp: float,
+        previous_lsn: bytes,  # noqa: ARG002
+        place: tuple[int, int],  # noqa: ARG002
+        vclock: Mapping[int, int],  # noqa: ARG002
+    ) -> SharedPieces:
+        """Do as Envelope.shared."""
+        return self._begin(round(timestamp * 1e6) // 1000)
+
+    @staticmethod
+    def vclock(components: VClock) -> bytes:  # noqa: ARG004
+        """Return nothing: the source has no vclock."""
+        return b""
+
+
+class LeanEnvelope(_Lean):
     """Events in JSON."""
 
     def __init__(self, version: str, prefix: str, keys: KeyPieces | None = None) -> None:
@@ -39,15 +63,8 @@ class LeanEnvelope(Envelope):
             schema += b',"server_version":"%b"' % server_version.encode()
         return b',"table":%b,"lsn":' % encode(form.name), schema
 
-    def shared(
-        self,
-        timestamp: float,
-        previous_lsn: bytes,  # noqa: ARG002
-        place: tuple[int, int],  # noqa: ARG002
-        vclock: Mapping[int, int],  # noqa: ARG002
-    ) -> SharedPieces:
-        """Do as Envelope.shared."""
-        return _LeanText(self._lean_source + b"%d" % (round(timestamp * 1e6) // 1000))
+    def _begin(self, time_ms: int) -> SharedPieces:
+        return _LeanText(self._lean_source + b"%d" % time_ms)
 
     def batch_time(self, now_us: int) -> bytes:
         """Do as Envelope.batch_time."""
@@ -77,7 +94,7 @@ class LeanRegisteredJsonEnvelope(RegisteredJsonEnvelope, LeanEnvelope):
     """Events as JSON whose schema a registry has."""
 
 
-class LeanAvroEnvelope(AvroEnvelope):
+class LeanAvroEnvelope(_Lean, AvroEnvelope):
     """Events in Avro."""
 
     def __init__(self, version: str, prefix: str, keys: KeyPieces | None, options: FormatOptions) -> None:
@@ -93,24 +110,12 @@ class LeanAvroEnvelope(AvroEnvelope):
     def _source_pieces(form: SpaceForm, server_uuid: str, version: bytes) -> tuple[bytes, bytes]:  # noqa: ARG004
         return string(form.name), long(form.schema_version) + version
 
-    def shared(
-        self,
-        timestamp: float,
-        previous_lsn: bytes,  # noqa: ARG002
-        place: tuple[int, int],  # noqa: ARG002
-        vclock: Mapping[int, int],  # noqa: ARG002
-    ) -> SharedPieces:
-        """Do as Envelope.shared."""
-        return _LeanAvro(self._lean_source + long(round(timestamp * 1e6) // 1000))
+    def _begin(self, time_ms: int) -> SharedPieces:
+        return _LeanAvro(self._lean_source + long(time_ms))
 
     def batch_time(self, now_us: int) -> bytes:
         """Do as Envelope.batch_time."""
         return PRESENT + long(now_us // 1000)
-
-    @staticmethod
-    def vclock(components: VClock) -> bytes:  # noqa: ARG004
-        """Return nothing: the source has no vclock."""
-        return b""
 
     def snapshot_pieces(self, space: SpaceEvents, snapshot_id: int, vclock: bytes, now_us: int) -> tuple[bytes, bytes]:  # noqa: ARG002
         """Do as Envelope.snapshot_pieces."""
@@ -120,7 +125,7 @@ class LeanAvroEnvelope(AvroEnvelope):
         )
 
 
-class LeanProtoEnvelope(ProtoEnvelope):
+class LeanProtoEnvelope(_Lean, ProtoEnvelope):
     """Events in Protobuf."""
 
     def __init__(self, version: str, prefix: str, keys: KeyPieces | None, options: FormatOptions) -> None:
@@ -131,24 +136,12 @@ class LeanProtoEnvelope(ProtoEnvelope):
     def _source_pieces(form: SpaceForm, server_uuid: str, version: bytes) -> tuple[bytes, bytes]:  # noqa: ARG004
         return source_field("table", form.name), source_field("schema_version", form.schema_version) + version
 
-    def shared(
-        self,
-        timestamp: float,
-        previous_lsn: bytes,  # noqa: ARG002
-        place: tuple[int, int],  # noqa: ARG002
-        vclock: Mapping[int, int],  # noqa: ARG002
-    ) -> SharedPieces:
-        """Do as Envelope.shared."""
-        return _LeanProto(self._lean_source + source_field("ts_ms", round(timestamp * 1e6) // 1000))
+    def _begin(self, time_ms: int) -> SharedPieces:
+        return _LeanProto(self._lean_source + source_field("ts_ms", time_ms))
 
     def batch_time(self, now_us: int) -> bytes:
         """Do as Envelope.batch_time."""
         return lean_time(now_us)
-
-    @staticmethod
-    def vclock(components: VClock) -> bytes:  # noqa: ARG004
-        """Return nothing: the source has no vclock."""
-        return b""
 
     def snapshot_pieces(self, space: SpaceEvents, snapshot_id: int, vclock: bytes, now_us: int) -> tuple[bytes, bytes]:  # noqa: ARG002
         """Do as Envelope.snapshot_pieces."""
