@@ -106,11 +106,16 @@ def _boolean(value: Any) -> bool:
     return value
 
 
-def _string(value: Any) -> str:
-    if type(value) is not str:
-        raise _misfit(value, "a string")
-    shown: str = plain(value)
-    return shown
+def _text_of(kind: type, what: str) -> Convert:
+    """Return the conversion of values of one type to the text that they have in JSON."""
+
+    def convert(value: Any) -> str:
+        if type(value) is not kind:
+            raise _misfit(value, what)
+        text: str = plain(value)
+        return text
+
+    return convert
 
 
 def _bytes(value: Any) -> bytes:
@@ -156,20 +161,6 @@ def scaled(value: Any) -> Scaled:
     return Scaled(-exponent, -unscaled if sign else unscaled)
 
 
-def _decimal_text(value: Any) -> str:
-    if type(value) is not Decimal:
-        raise _misfit(value, "a decimal")
-    text: str = plain(value)
-    return text
-
-
-def _zoned(value: Any) -> str:
-    if type(value) is not Datetime:
-        raise _misfit(value, "a datetime")
-    text: str = plain(value)
-    return text
-
-
 def _interval(value: Any) -> str:
     if type(value) is not Interval:
         raise _misfit(value, "an interval")
@@ -188,7 +179,7 @@ def json_text(value: Any) -> str:
 
 
 INT64: Final = ValueType("int64", "int64", "", _integer(64))
-STRING: Final = ValueType("string", "string", "", _string)
+STRING: Final = ValueType("string", "string", "", _text_of(str, "a string"))
 JSON_TEXT: Final = ValueType("json", "string", JSON, json_text)
 _UNSIGNED: Final = {
     "long": INT64,
@@ -204,7 +195,7 @@ _UNSIGNED: Final = {
 }
 _DECIMAL: Final = {
     "variable": ValueType("scaled", "scaled", VARIABLE_SCALE_DECIMAL, scaled),
-    "string": ValueType("decimal text", "string", "", _decimal_text),
+    "string": ValueType("decimal text", "string", "", _text_of(Decimal, "a decimal")),
 }
 _SIZED: Final = {bits: ValueType(f"int{bits}", f"int{bits}", "", _integer(bits)) for bits in (8, 16, 32)}
 _DOUBLE: Final = ValueType("double", "double", "", double)
@@ -224,7 +215,7 @@ _BY_TYPE: Final = {
     "string": STRING,
     "varbinary": ValueType("bytes", "bytes", "", _bytes),
     "uuid": ValueType("uuid", "string", UUID_NAME, _uuid),
-    "datetime": ValueType("datetime", "string", ZONED_TIMESTAMP, _zoned),
+    "datetime": ValueType("datetime", "string", ZONED_TIMESTAMP, _text_of(Datetime, "a datetime")),
     "interval": ValueType("interval", "string", INTERVAL, _interval),
 }
 DECIMALS: Final = frozenset({"decimal", "decimal32", "decimal64", "decimal128", "decimal256"})
