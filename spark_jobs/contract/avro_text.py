@@ -32,9 +32,9 @@ Convert = Callable[[bytes], str]
 """Function from the bytes behind the header to a text of JSON. Raises UnreadableAvroError."""
 
 _ROWS: Final = ("before", "after", "patch", "upsert")
-_ONLY_SOMETIMES: Final = ("patch", "upsert")
+_ABSENT_IF_NULL: Final = ("patch", "upsert")
 """Members that the JSON lacks where they are null."""
-_NEVER_NULL: Final = ("server_version", "snapshot_id")
+_SOURCE_ABSENT_IF_NULL: Final = ("server_version", "snapshot_id")
 """Members of `source` likewise."""
 _NAME: Final = "tarantool.name"
 _TYPE: Final = "tarantool.type"
@@ -87,9 +87,12 @@ def converter(schema_text: str) -> Convert:
 def _envelope(schema: Mapping[str, Any]) -> Write:
     named: dict[str, Write] = {}
     # In the order of the schema, because a record is defined where its name occurs first.
-    members = {field["name"]: _optional(field["type"], named) for field in schema["fields"]}
-    source = next(field for field in schema["fields"] if field["name"] == "source")
-    write_source = _record(source["type"], named, lacking=_NEVER_NULL)
+    members = {
+        field["name"]: _record(field["type"], named, absent_if_null=_SOURCE_ABSENT_IF_NULL)
+        if field["name"] == "source"
+        else _optional(field["type"], named)
+        for field in schema["fields"]
+    }
     has_images = "patch" not in members
     rest = [name for name in members if name not in (*_ROWS, "op", "source")]
 
@@ -101,8 +104,8 @@ def _envelope(schema: Mapping[str, Any]) -> Write:
             f'{{"op":{json_text.render(event["op"])}',
             f'"before":{members["before"](before)}',
             f'"after":{members["after"](event["after"])}',
-            *(f'"{name}":{members[name](event[name])}' for name in _ONLY_SOMETIMES if event.get(name) is not None),
-            f'"source":{write_source(event["source"])}',
+            *(f'"{name}":{members[name](event[name])}' for name in _ABSENT_IF_NULL if event.get(name) is not None),
+            f'"source":{members["source"](event["source"])}',
             *(f'"{name}":{members[name](event[name])}' for name in rest),
         ]
         return ",".join(parts) + "}"
@@ -110,14 +113,18 @@ def _envelope(schema: Mapping[str, Any]) -> Write:
     return write
 
 
-def _record(schema: Mapping[str, Any], named: dict[str, Write], lacking: Sequence[str] = ()) -> Write:
+def _record(schema: Mapping[str, Any], named: dict[str, Write], absent_if_null: Sequence[str] = ()) -> Write:
     columns = [
         (field["name"], f"{json_text.render(field.get(_NAME, field['name']))}:", _optional(field["type"], named))
         for field in schema["fields"]
     ]
 
     def write(record: Mapping[str, Any]) -> str:
-        texts = [label + value(record[name]) for name, label, value in columns if name not in lacking or record[name] is not None]
+        texts = [
+            label + value(record[name])
+            for name, label, value in columns
+            if name not in absent_if_null or record[name] is not None
+        ]
         return "{" + ",".join(texts) + "}"
 
     named[f"{schema['namespace']}.{schema['name']}"] = write
