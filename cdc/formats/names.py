@@ -34,34 +34,42 @@ def cleaned_path(name: str) -> str:
     return ".".join(cleaned(part) for part in name.split("."))
 
 
-def check_fields(form: SpaceForm) -> None:
+def check_fields(form: SpaceForm, shown: Callable[[str], str] = cleaned) -> None:
     """Raise ConfigurationError if two fields of a space, or two parts of its key, would get one name."""
-    parts = [form.part_name(index) for index in range(len(form.key_parts))]
-    for names, what in ((form.field_names, "fields"), (parts, "parts of the primary key")):
-        twice = _twice(names)
-        if twice is not None:
-            one, other = twice
-            raise ConfigurationError(
-                f"the {what} {one!r} and {other!r} of space {form.name!r} would both be called {cleaned(one)!r} in schemas, "
-                "whose names have letters, digits and underscores only",
-                "Rename one of the two in the format of the space (space:format), or leave the space out (spaces.exclude), or "
-                'use format.key = "json" and format.value = "json", which keep all names.',
-            )
+    twice = _twice_in(form, shown)
+    if twice is None:
+        return
+    what, one, other = twice
+    if one == other:
+        raise ConfigurationError(
+            f"two {what} of space {form.name!r} would both be called {one!r} in schemas: a field without a name is called by its "
+            "place, and a key that is inside a field by the field and the path",
+            "Give all fields of the primary key a name in the format of the space (space:format), and one that no other field "
+            "has, or leave the space out (spaces.exclude).",
+        )
+    raise ConfigurationError(
+        f"the {what} {one!r} and {other!r} of space {form.name!r} would both be called {cleaned(one)!r} in "
+        "schemas, whose names have letters, digits and underscores only",
+        "Rename one of the two in the format of the space (space:format), or leave the space out (spaces.exclude), or "
+        'use format.key = "json" and format.value = "json", which keep all names.',
+    )
 
 
 def check_proto_fields(form: SpaceForm) -> None:
     """Raise ConfigurationError if two fields, or parts of a key, would get one name in Protobuf's JSON, which protoc refuses."""
-    parts = [form.part_name(index) for index in range(len(form.key_parts))]
-    for names in (form.field_names, parts):
-        twice = _twice(names, _in_proto_json)
-        if twice is not None:
-            one, other = twice
-            raise ConfigurationError(
-                f"the fields {one!r} and {other!r} of space {form.name!r} would both be called {_in_proto_json(one)!r} in the "
-                "JSON of Protobuf, which leaves out underscores",
-                "Rename one of the two in the format of the space (space:format), leave the space out (spaces.exclude), or use "
-                "another format.",
-            )
+    twice = _twice_in(form, _in_proto_json)
+    if twice is not None:
+        _, one, other = twice
+        raise ConfigurationError(
+            f"the fields {one!r} and {other!r} of space {form.name!r} would both be called {_in_proto_json(one)!r} in the "
+            "JSON of Protobuf, which leaves out underscores",
+            "Rename one of the two in the format of the space (space:format), leave the space out (spaces.exclude), or use "
+            "another format.",
+        )
+
+
+def _as_it_is(name: str) -> str:
+    return name
 
 
 def _in_proto_json(name: str) -> str:
@@ -69,12 +77,18 @@ def _in_proto_json(name: str) -> str:
     return first + "".join(part[:1].upper() + part[1:] for part in others)
 
 
-def _twice(names: Iterable[str], shown: Callable[[str], str] = cleaned) -> tuple[str, str] | None:
-    seen: dict[str, str] = {}
-    for name in names:
-        other = seen.setdefault(shown(name), name)
-        if other != name:
-            return other, name
+def _twice_in(form: SpaceForm, shown: Callable[[str], str]) -> tuple[str, str, str] | None:
+    """Return what would be shown by one name, fields or parts of the key, and two of them."""
+    # The key may have fields that the format doesn't name.
+    count = max([len(form.fields), *(part.field + 1 for part in form.key_parts)])
+    fields = [form.field_name(place) for place in range(count)]
+    parts = [form.part_name(index) for index in range(len(form.key_parts))]
+    for names, what in ((fields, "fields"), (parts, "parts of the primary key")):
+        seen: dict[str, str] = {}
+        for name in names:
+            if shown(name) in seen:
+                return what, seen[shown(name)], name
+            seen[shown(name)] = name
     return None
 
 
@@ -104,6 +118,9 @@ def check_flat(form: SpaceForm) -> None:
 
 def check_names(forms: Collection[SpaceForm], options: FormatOptions) -> None:
     """Raise ConfigurationError if these formats have no names of their own for the spaces, or for their fields."""
+    if {options.key, options.value} != {"json"}:
+        for form in forms:
+            check_fields(form, _as_it_is)
     if {"avro", "protobuf"} & {options.key, options.value}:
         check_spaces(forms)
         for form in forms:

@@ -52,7 +52,8 @@ class _Writer:
         self._written.add(name)
         at = len(self.messages)
         self.messages.append("")
-        is_flat = [struct.fields[0].name, struct.fields[-1].name] == [OP, SEQ_NAME]
+        # The file of other events begins with their envelope, or with a key.
+        is_flat = not at and name == "Value"
         fixed = FLAT if is_flat else _FIXED.get(name, {})
         own = (field for field in struct.fields if field.name not in fixed)
         places = {field.name: place for place, field in enumerate(own, 1)}

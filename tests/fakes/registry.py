@@ -152,11 +152,14 @@ class FakeRegistry:
 
     def _is_compatible(self, subject: str, text: str) -> bool:
         """Whether who knows the new schema can read what was written with the subject's latest one."""
-        if text.startswith("syntax"):  # Protobuf: what has other numbers is another field
-            return True
-        reader, writer = json.loads(text), json.loads(self.subjects[subject][-1])
+        latest = self.subjects[subject][-1]
         if self.compatibility == "NONE":
             return True
+        if text.startswith("syntax"):  # Protobuf: what has other numbers is another field
+            return latest.startswith("syntax")
+        if latest.startswith("syntax"):
+            return False
+        reader, writer = json.loads(text), json.loads(latest)
         if "properties" in reader:  # JSON Schema: a closed object may get fields
             return not reader["additionalProperties"] and not writer["properties"].keys() - reader["properties"].keys()
         return _reads(reader, writer, {}, {})
