@@ -37,11 +37,12 @@ def source_of(value: bytes) -> dict[str, Any] | None:
         return _avro_source(value) or _flat_avro_source(value)
     try:
         event = json.loads(value)
-        event = event["payload"] if "payload" in event and "schema" in event else event
-        if "__source_seq" in event:
-            return {"seq": event["__source_seq"]}
+        if event.keys() == {"schema", "payload"}:
+            event = event["payload"]
+        if SEQ_NAME in event:
+            return {"seq": event[SEQ_NAME]}
         source = event["source"]
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
     return source if isinstance(source, dict) else None
 
