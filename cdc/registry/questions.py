@@ -15,6 +15,7 @@ thread, and the next one gets a new client.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Literal, TypeVar
@@ -30,8 +31,19 @@ CALL_SECONDS: Final = 10.0
 
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
-_DENIALS: Final = frozenset({401, 403})
+_DENIALS: Final = frozenset({401, 403, 407})
+_LATER: Final = frozenset({408, 425, 429})
+_REDIRECTS: Final = range(300, 400)
 _SERVER_ERRORS: Final = 500
+_NO_CODE: Final = -1
+"""The client's `error_code` for an answer that isn't a registry's: not JSON, or without a code."""
+
+_ID_MAX: Final = (1 << 31) - 1
+"""Readers take the four bytes of an id for a number with a sign."""
+_QUOTED_MAX: Final = 300
+"""Maximum number of characters of a registry's words that are shown: a proxy may answer with a whole page."""
+
+_MISSING: Final = object()
 
 _T = TypeVar("_T")
 
@@ -74,30 +86,44 @@ class Questions:
                 f"format.registry.auto_register is false. Register exactly this schema: {wanted.text}",
             )
         self._check_compatible(wanted, schema)
-        return int(self._ask(wanted, lambda client: client.register_schema(wanted.subject, schema)))
+        return self._checked(self._ask(wanted, lambda client: client.register_schema(wanted.subject, schema)))
 
     def known_id_of(self, wanted: Registration) -> int | None:
         """Return the id that the registry has for a schema at present; None if it has none. Raises RegistryRefusal."""
         return self._look_up(wanted, self._library.Schema(wanted.text, wanted.kind))
 
     def _look_up(self, wanted: Registration, schema: Any) -> int | None:
-        def look_up(client: Any) -> int | None:
+        def look_up(client: Any) -> Any:
             client.clear_caches()
             try:
-                return int(client.lookup_schema(wanted.subject, schema).schema_id)
+                return client.lookup_schema(wanted.subject, schema).schema_id
             except self._library.SchemaRegistryError as error:
-                if error.http_status_code == _NOT_FOUND:
-                    return None
+                if _is_missing(error):
+                    return _MISSING
                 raise
 
-        return self._ask(wanted, look_up)
+        found = self._ask(wanted, look_up)
+        return None if found is _MISSING else self._checked(found)
+
+    def _checked(self, found: Any) -> int:
+        """Return an id as the registry has given it. Raises RegistryRefusal for one that no registry gives."""
+        if type(found) is int and 0 < found <= _ID_MAX:
+            return found
+        raise self._not_one(f"it gives a schema the id {found!r:.40}, and ids are numbers from 1 to {_ID_MAX}")
+
+    def _not_one(self, what: str) -> RegistryRefusal:
+        return RegistryRefusal(
+            "away",
+            f"{self._url} doesn't answer as a registry of schemas does: {what}. Check that format.registry.url is the address of "
+            "one, and what is between it and the daemon",
+        )
 
     def _check_compatible(self, wanted: Registration, schema: Any) -> None:
         def test(client: Any) -> bool:
             try:
                 return bool(client.test_compatibility(wanted.subject, schema))
             except self._library.SchemaRegistryError as error:
-                if error.http_status_code == _NOT_FOUND:  # the subject has no version yet
+                if _is_missing(error):  # the subject has no version yet
                     return True
                 raise
 
@@ -120,14 +146,30 @@ class Questions:
         except self._library.SchemaRegistryError as error:
             raise self._refusal(wanted, error) from error
         except TimeoutError as error:
+            # Without its connection the call ends: a server that sends a byte now and then would keep both for ever.
+            with contextlib.suppress(Exception):  # its pool may say that the connection is in use
+                self._client.close()
             self._client = self._new_client()
             raise RegistryRefusal("away", f"the registry {self._url} doesn't answer within {self._call_seconds:g} s") from error
+        except OSError as error:
+            raise self._unreachable(error) from error
+        except (ValueError, TypeError, LookupError, AttributeError) as error:
+            # The client expects JSON, and certain fields in it.
+            raise self._not_one("its answer can't be read") from error
         except Exception as error:  # the client has no common class for errors of the network
-            text = str(error) or type(error).__name__
-            raise RegistryRefusal("away", f"the registry {self._url} can't be reached: {text}") from error
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> RegistryRefusal:
+        text = (str(error) or type(error).__name__).rstrip(".")
+        if "issuer certificate" in text or "self-signed" in text:
+            text += ". Its authority belongs in a file that ssl.ca.location in format.registry.properties names"
+        return RegistryRefusal("away", f"the registry {self._url} can't be reached: {text}")
 
     def _refusal(self, wanted: Registration, error: Any) -> RegistryRefusal:
-        code, text = error.http_status_code, error.error_message
+        code, text = error.http_status_code, _excerpt(str(error.error_message))
+        if code in _REDIRECTS or (code == _NOT_FOUND and error.error_code == _NO_CODE):
+            told = "redirects the daemon" if code in _REDIRECTS else f"knows no such page ({text})"
+            return self._not_one(f"it {told} (HTTP status {code})")
         if code == _CONFLICT:
             return self._incompatible(wanted)
         if code in _DENIALS:
@@ -136,7 +178,7 @@ class Questions:
                 f"the registry {self._url} refuses this user ({text}): check format.registry.user and its password, and that the "
                 f"user may read and register the subject {wanted.subject!r}",
             )
-        if code >= _SERVER_ERRORS:
+        if code >= _SERVER_ERRORS or code in _LATER:
             return RegistryRefusal("away", f"the registry {self._url} fails: {text} (HTTP status {code})")
         return RegistryRefusal(
             "refused",
@@ -169,12 +211,22 @@ class Questions:
         except Exception as error:  # noqa: BLE001 - whatever the client finds wrong with its settings
             problem = f"{type(error).__name__}: {error}"
         # Outside of the handler: the client's errors may contain settings, and some of these are secrets.
-        for secret in self._settings.values():
-            problem = problem.replace(str(secret), "…")
+        for setting in self._settings.values():
+            if isinstance(setting, str) and setting:
+                problem = problem.replace(setting, "…")
         raise ConfigurationError(
             f"the client of the registry can't be made: {problem}",
             "Check format.registry.properties, and the files that it names.",
         )
+
+
+def _is_missing(error: Any) -> bool:
+    """Return whether the registry itself says that it hasn't the subject, or the schema."""
+    return bool(error.http_status_code == _NOT_FOUND and error.error_code != _NO_CODE)
+
+
+def _excerpt(text: str) -> str:
+    return text if len(text) <= _QUOTED_MAX else f"{text[:_QUOTED_MAX]}…"
 
 
 def _library() -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -18,7 +19,7 @@ Answer = tuple[int, dict[str, Any]]
 class FakeRegistry:
     """A registry with compatibility BACKWARD that a test may hurt."""
 
-    def __init__(self, *, first_id: int = 1, user: str | None = None) -> None:
+    def __init__(self, *, first_id: int = 1, user: str | None = None, tls: ssl.SSLContext | None = None) -> None:
         """`user` is `name:password` of the only user who may do anything."""
         self._next_id = first_id
         self._user = user
@@ -30,11 +31,18 @@ class FakeRegistry:
         """How long each answer takes."""
         self.failure: Answer | None = None
         """What is answered to everything, if anything."""
+        self.page: tuple[int, bytes] | None = None
+        """A page of something else, which is answered to everything, if anything."""
+        self.given_id: Any = None
+        """The id that it tells in the place of each schema's own, if any."""
         self.requests: list[str] = []
         """Method and path of all requests so far."""
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
         self._server.daemon_threads = True
         self._port = self._server.server_port
+        self._scheme = "http" if tls is None else "https"
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._serve()
 
     def _serve(self) -> None:
@@ -43,7 +51,7 @@ class FakeRegistry:
     @property
     def url(self) -> str:
         """Its address."""
-        return f"http://127.0.0.1:{self._port}"
+        return f"{self._scheme}://127.0.0.1:{self._port}"
 
     def stop(self) -> None:
         """Be away."""
@@ -103,6 +111,8 @@ class FakeRegistry:
                 time.sleep(registry.delay_seconds)
                 status, content = registry.answer(self.command, path, body, self.headers.get("Authorization"))
                 data = json.dumps(content).encode()
+                if registry.page is not None:
+                    status, data = registry.page
                 try:
                     self.send_response(status)
                     self.send_header("Content-Type", "application/vnd.schemaregistry.v1+json")
@@ -143,12 +153,16 @@ class FakeRegistry:
             return 404, {"error_code": 40401, "message": f"Subject '{subject}' not found."}
         if text not in versions:
             return 404, {"error_code": 40403, "message": "Schema not found"}
-        return 200, {"subject": subject, "id": self._ids[text], "version": versions.index(text) + 1, "schema": text}
+        return 200, {"subject": subject, "id": self._told_id(text), "version": versions.index(text) + 1, "schema": text}
 
     def _register(self, subject: str, text: str) -> Answer:
         if subject in self.subjects and not self._is_compatible(subject, text):
             return 409, {"error_code": 409, "message": f"Schema being registered is incompatible: {subject}"}
-        return 200, {"id": self.register(subject, text)}
+        self.register(subject, text)
+        return 200, {"id": self._told_id(text)}
+
+    def _told_id(self, text: str) -> Any:
+        return self._ids[text] if self.given_id is None else self.given_id
 
     def _is_compatible(self, subject: str, text: str) -> bool:
         """Whether who knows the new schema can read what was written with the subject's latest one."""

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
+import ssl
+import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +16,7 @@ from uuid import uuid4
 
 import pytest
 
+from cdc.config.formats import RegistrySection
 from cdc.errors import ConfigurationError
 from cdc.formats.options import Registration
 from cdc.registry.questions import Questions, RegistryRefusal
@@ -190,3 +196,124 @@ def test_settings_that_the_client_does_not_take_are_told_without_secrets(tmp_pat
     assert "secret" not in str(error.value)
     with pytest.raises(ConfigurationError, match="client of the registry can't be made"):
         Questions(settings(**{"ssl.ca.location": str(tmp_path / "missing.pem")}), auto_register=True)
+
+
+# What isn't a registry's answer.
+
+
+@pytest.mark.parametrize("number", [0, -1, 2**31, 2**32, 2**70, "7", "x", 1.5, True, [1], {}])
+def test_an_id_that_no_registry_gives_is_refused(fake: FakeRegistry, number: object) -> None:
+    """An event has four bytes for it."""
+    fake.given_id = number
+    asked = signed_in(fake)
+    for _ in range(2):  # at its registration, and as a known one
+        with pytest.raises(RegistryRefusal, match="doesn't answer as a registry of schemas does") as refusal:
+            asked.id_of(WANTED)
+        assert refusal.value.reason == "away"
+    fake.given_id = None
+    assert asked.id_of(WANTED) == 1
+
+
+@pytest.mark.parametrize("auto_register", [True, False])
+@pytest.mark.parametrize(
+    ("status", "page"),
+    [(200, b"<html>Sign in</html>"), (200, b""), (200, b"[]"), (200, b"null"), (302, b""), (404, b"<html>no such page</html>")],
+)
+def test_a_page_of_something_else_is_told_as_that(fake: FakeRegistry, auto_register: bool, status: int, page: bytes) -> None:
+    """Not as a schema that is refused, or missing: no other schema would help."""
+    fake.page = status, page
+    with pytest.raises(RegistryRefusal, match=r"Check that format\.registry\.url is the address of one") as refusal:
+        signed_in(fake, auto_register=auto_register).id_of(WANTED)
+    assert refusal.value.reason == "away"
+
+
+def test_a_long_page_is_not_shown_whole(fake: FakeRegistry) -> None:
+    fake.page = 502, b"<html>bad gateway" + b" " * 1_000_000
+    with pytest.raises(RegistryRefusal, match=r"fails: .*bad gateway") as refusal:
+        signed_in(fake).id_of(WANTED)
+    assert refusal.value.reason == "away"
+    assert len(refusal.value.sentence) < 1_000
+
+
+def test_a_registry_that_asks_to_come_later_is_asked_later(fake: FakeRegistry) -> None:
+    fake.failure = (429, {"error_code": 42901, "message": "slow down"})
+    with pytest.raises(RegistryRefusal, match="slow down") as refusal:
+        signed_in(fake).id_of(WANTED)
+    assert refusal.value.reason == "away"
+
+
+def test_calls_to_a_server_that_never_ends_its_answer_do_not_pile_up() -> None:
+    begun = threading.Event()
+
+    def trickle(client: socket.socket) -> None:
+        client.recv(65536)
+        client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+        with contextlib.suppress(OSError):
+            while True:
+                client.sendall(b" ")
+                begun.set()
+                time.sleep(0.02)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):  # the test has ended
+                while True:
+                    threading.Thread(target=trickle, args=(server.accept()[0],), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        asked = Questions({"url": f"http://127.0.0.1:{server.getsockname()[1]}"}, auto_register=True, call_seconds=0.3)
+        for _ in range(3):
+            begun.clear()
+            with pytest.raises(RegistryRefusal, match=r"doesn't answer within 0\.3 s"):
+                asked.id_of(WANTED)
+            assert begun.is_set()
+        deadline = time.monotonic() + 20
+        while any(thread.name == "registry call" for thread in threading.enumerate()):
+            assert time.monotonic() < deadline, "the calls go on"
+            time.sleep(0.01)
+        server.shutdown(socket.SHUT_RDWR)
+
+
+# TLS.
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the certificate of an authority of one's own, `ca.pem`, and one that it has issued, `server.pem`."""
+    directory = tmp_path_factory.mktemp("authority")
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=directory, check=True, capture_output=True)
+
+    key = ["-newkey", "rsa:2048", "-nodes"]
+    openssl("req", "-x509", *key, "-days", "2", "-subj", "/CN=our own", "-keyout", "ca.key", "-out", "ca.pem")
+    openssl("req", *key, "-subj", "/CN=registry", "-keyout", "server.key", "-out", "server.csr")
+    (directory / "names").write_text("subjectAltName=IP:127.0.0.1")
+    issue = ["x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "names"]
+    openssl(*issue, "-days", "2", "-out", "server.pem")
+    return directory
+
+
+@pytest.fixture
+def secured(authority: Path) -> Iterator[FakeRegistry]:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(authority / "server.pem", authority / "server.key")
+    with FakeRegistry(user="cdc:secret", tls=context) as started:
+        yield started
+
+
+def test_a_registry_with_a_certificate_of_an_authority_of_ones_own(secured: FakeRegistry, authority: Path) -> None:
+    section = RegistrySection.model_validate(
+        {"url": secured.url, "user": "cdc", "password": "secret", "properties": {"ssl.ca.location": "ca.pem"}}
+    )
+    asked = Questions(section.with_absolute_paths(authority).client_settings(), auto_register=True)
+    asked.reach()
+    assert asked.id_of(WANTED) == asked.known_id_of(WANTED) == 1
+
+
+def test_an_unknown_authority_is_told_with_what_to_do(secured: FakeRegistry) -> None:
+    with pytest.raises(RegistryRefusal, match=r"ssl\.ca\.location in format\.registry\.properties") as refusal:
+        signed_in(secured).id_of(WANTED)
+    assert refusal.value.reason == "away"
+    assert "secret" not in str(refusal.value)
