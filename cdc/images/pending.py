@@ -145,14 +145,25 @@ class ChangeList(list[Change]):
 
 
 def unpacked(data: bytes) -> ChangeList:
-    """Return the changes that `pack` has made bytes of: their number, the lengths of each key and tuple, all keys and tuples."""
+    """Return the changes that `pack` has made bytes of: their number, the lengths of each key and tuple, all keys and tuples.
+
+    Raises ValueError for other bytes, as far as the lengths tell.
+    """
+    if len(data) < _COUNT.size:
+        raise ValueError("changes have a number")
     (count,) = _COUNT.unpack_from(data)
     changes, at = ChangeList(), _COUNT.size + count * _LENGTHS.size
+    if at > len(data):
+        raise ValueError("lengths are missing")
     for key_bytes, tuple_bytes in _LENGTHS.iter_unpack(data[_COUNT.size : at]):
         middle = at + key_bytes
         end = middle if tuple_bytes == _GONE else middle + tuple_bytes
+        if key_bytes < _PREFIX_BYTES:
+            raise ValueError("a key has no prefix")
         changes.append((data[at:middle], None if tuple_bytes == _GONE else data[middle:end]))
         at = end
+    if at != len(data):
+        raise ValueError("the lengths don't make the whole")
     return changes
 
 

@@ -9,7 +9,8 @@ has the rows in between. A snapshot's rows are in no log: without the journal no
 snapshot would have to be published again from its beginning.
 
 Like the store, the journal isn't synced: it survives the process in the kernel's page cache. If the machine stops, the store
-counts as lost, and the journal with it (cdc.store.store).
+counts as lost, and the journal with it (cdc.store.store). A damaged entry ends the journal: the snapshot begins again. As in the
+store, nothing protects the rows themselves from a disk that changes them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
+from zlib import crc32
 
 import msgspec
 
@@ -30,10 +32,10 @@ FILE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Size from which on a new file is begun, so that the former one can be removed."""
 
 _MODE: Final = 0o600
-_HEAD: Final = struct.Struct(">4sQIQ")
+_HEAD: Final = struct.Struct(">4sQIQI")
 """Beginning of each entry: a mark, a number that entries from before the file was written over don't have, the length of its
-records, and that of its changes."""
-_MARK: Final = b"snp1"
+records, that of its changes, and a checksum of all that and of the records."""
+_MARK: Final = b"snp2"
 
 Records = Sequence[tuple[bytes, bytes | None]]
 """Records of the store, in the form in which they are written with the changes."""
@@ -93,8 +95,7 @@ class Journal:
             else:
                 _write(self._descriptor, changes.pack(), begin)
             # The head comes last: with it, the entry is complete.
-            head = _HEAD.pack(_MARK, self._generation, len(about), changes_bytes)
-            _write(self._descriptor, head + about, self._size)
+            _write(self._descriptor, _head(self._generation, about, changes_bytes) + about, self._size)
             self._size, self._seq = begin + changes_bytes, seq
 
     def forget(self, seq: int) -> None:
@@ -145,15 +146,25 @@ def _write(descriptor: int, data: bytes, offset: int) -> None:
         rest, offset = rest[written:], offset + written
 
 
+def _head(generation: int, about: bytes, changes_bytes: int) -> bytes:
+    head = _HEAD.pack(_MARK, generation, len(about), changes_bytes, 0)
+    return _HEAD.pack(_MARK, generation, len(about), changes_bytes, crc32(about, crc32(head)))
+
+
 def _entries(file: BinaryIO) -> Iterator[Entry]:
     """Yield a file's entries up to its end, to one that isn't complete, or to what is left of those that were written over."""
-    first = None
+    first, left = None, os.fstat(file.fileno()).st_size
     while len(head := file.read(_HEAD.size)) == _HEAD.size:
-        mark, generation, about_bytes, changes_bytes = _HEAD.unpack(head)
-        if mark != _MARK or generation != (first := first or generation):
+        mark, generation, about_bytes, changes_bytes, _ = _HEAD.unpack(head)
+        left -= _HEAD.size + about_bytes + changes_bytes
+        if mark != _MARK or generation != (first := first or generation) or left < 0:
             return
-        data = file.read(about_bytes + changes_bytes)
-        if len(data) < about_bytes + changes_bytes:
+        about = file.read(about_bytes)
+        if head != _head(generation, about, changes_bytes):
             return
-        after, seq, records = _decode(data[:about_bytes])
-        yield Entry(after, seq, records, unpacked(data[about_bytes:]))
+        after, seq, records = _decode(about)
+        try:
+            changes = unpacked(file.read(changes_bytes))
+        except ValueError:
+            return
+        yield Entry(after, seq, records, changes)
