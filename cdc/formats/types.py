@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -65,18 +65,20 @@ def _misfit(value: Any, wanted: str, hint: str = WAY_OUT) -> EncodingError:
     return EncodingError(f"{excerpt(value, 200)} isn't {wanted}", hint)
 
 
-def _integer(bits: int) -> Convert:
+_NUMBER_WANTED: Final = (
+    "Give the field the type unsigned, whose values format.unsigned represents, or number, which schemas have as JSON, in the "
+    "format of the space (space:format)."
+)
+
+
+def _integer(bits: int, hint: str = "") -> Convert:
+    """Return the conversion to integers with a sign; `hint` is the remedy for numbers that are too large."""
     least, end = -(1 << bits - 1), 1 << bits - 1
 
     def convert(value: Any) -> int:
         if type(value) is int and least <= value < end:
             return value
-        if type(value) is int and bits == 64:
-            raise EncodingError(
-                f'{value} doesn\'t fit into 64 bits with a sign, as which format.unsigned = "long" writes unsigned fields',
-                f'Set format.unsigned = "decimal" or "string" for fields of the type unsigned. {WAY_OUT}',
-            )
-        raise _misfit(value, f"an integer of {bits} bits with a sign")
+        raise _misfit(value, f"an integer of {bits} bits with a sign", f"{hint} {WAY_OUT}".lstrip())
 
     return convert
 
@@ -178,11 +180,11 @@ def json_text(value: Any) -> str:
         raise EncodingError("a value is nested too deeply to be written as JSON", WAY_OUT) from error
 
 
-INT64: Final = ValueType("int64", "int64", "", _integer(64))
+INT64: Final = ValueType("int64", "int64", "", _integer(64, _NUMBER_WANTED))
 STRING: Final = ValueType("string", "string", "", _text_of(str, "a string"))
 JSON_TEXT: Final = ValueType("json", "string", JSON, json_text)
 _UNSIGNED: Final = {
-    "long": INT64,
+    "long": replace(INT64, convert=_integer(64, 'Set format.unsigned = "decimal" or "string".')),
     "decimal": ValueType(
         "unsigned decimal",
         "bytes",

@@ -331,13 +331,16 @@ def test_what_a_schema_has_no_place_for_is_refused(value: Format) -> None:
         master.insert("users", 2**63)
         master.insert("users", 5, *[None] * 11, *range(65))
         master.insert("users", 6, None, None, None, None, None, Interval(month=1, adjust="last"))
+        master.insert("users", 7, *[None] * 10, 2**63)
 
     found = published(master_with_users(), more, Ids(), images=True, key=value, value=value)
     letters = [json.loads(one) for topic, _, one in found if topic == "shop.dlq"]
-    assert len(letters) == len(found) - 1 == 3
+    assert len(letters) == len(found) - 1 == 4
     assert 'Set format.unsigned = "decimal" or "string"' in letters[0]["error"]
     assert "has 77 fields, and the space's format has 12: schemas have at most 64 more" in letters[1]["error"]
     assert "the adjust mode 'last'" in letters[2]["error"]
+    assert "9223372036854775808 isn't an integer of 64 bits with a sign, in the field 'count'" in letters[3]["error"]
+    assert "Give the field the type unsigned" in letters[3]["error"], "format.unsigned doesn't concern an integer"
 
 
 def longer(master: Master) -> None:
