@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from cdc.commands.check_members import Say, read_contents
 from cdc.commands.watch_lines import TextLines, glyphs_for, json_lines
-from cdc.commands.watch_output import EventOutput, Render, open_file
+from cdc.commands.watch_output import EventOutput, OutputError, Render, open_file
 from cdc.config import (
     Config,
     HttpSection,
@@ -170,8 +170,8 @@ class _Watch:
             self._forced = None
             try:
                 return stream.run()
-            except PublishAborted:
-                raise
+            except (PublishAborted, OutputError):
+                raise  # what was submitted will never be written
             except CdcError:
                 stream.collect_submitted()
                 raise
@@ -319,7 +319,7 @@ def _in_terms_of_the_command() -> Iterator[None]:
 
 
 def _in_terms(text: str) -> str:
-    return text.replace("source.uris", "the URI")
+    return text.replace("source.uris", "the URI").replace("source.password_file", f"the variable {_PASSWORD_VARIABLE}")
 
 
 def _width() -> int | None:

@@ -14,6 +14,7 @@ import pytest
 from cdc import cli
 from cdc.commands import watch as module
 from cdc.commands.watch import WatchOptions, watch
+from cdc.commands.watch_output import OutputError
 from cdc.daemon.beginning import Beginning, RunContext
 from cdc.errors import (
     CdcError,
@@ -181,10 +182,19 @@ def test_errors_that_no_retry_cures_end_it(streams: Streams) -> None:
         assert caught.value is error
 
 
+def test_an_output_that_cannot_be_written_ends_it_at_once(streams: Streams) -> None:
+    """What was submitted will never be there, so nothing waits for it."""
+    waited: list[Beginning] = []
+    streams.source.settle = waited.append
+    with pytest.raises(OutputError):
+        streams.run(raises(OutputError("the disk is full")))
+    assert not waited
+
+
 def test_errors_name_the_uri(streams: Streams) -> None:
     with pytest.raises(CdcError) as caught:
-        streams.run(raises(ConfigurationError("odd", "Check the host in source.uris.")))
-    assert str(caught.value) == "odd. Check the host in the URI."
+        streams.run(raises(ConfigurationError("odd", "Check the host in source.uris, and source.password_file.")))
+    assert str(caught.value) == "odd. Check the host in the URI, and the variable TARANTOOL_CDC__SOURCE__PASSWORD."
 
 
 @pytest.mark.parametrize("error", [GAP, SnapshotNeededError("only a snapshot will do"), PositionError("it is behind")])
