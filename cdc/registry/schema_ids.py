@@ -152,7 +152,10 @@ class SchemaIds:
             except RegistryRefusal:
                 return  # it is away; whoever needs a new schema says so
             if found != known:
-                self._known[wanted] = found
+                with self._changed:
+                    # Those of former schemas may be other ones, too: a space may get its former format again.
+                    kept = {one: self._known[one] for one in self._current.values() if one in self._known}
+                    self._known = kept | {wanted: found}
                 self._moved = (
                     f"the registry has the id {found} for the schema of the subject {wanted.subject!r}, which had {known}: it "
                     "has lost its data. Readers can't find the schemas of events with the former ids until it is restored"

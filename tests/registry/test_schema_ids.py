@@ -101,6 +101,16 @@ def test_a_registry_that_has_lost_its_data_gives_other_ids(registry: FakeRegistr
     ids.check()
 
 
+def test_a_former_schema_has_another_id_too_in_a_registry_that_has_lost_its_data(registry: FakeRegistry, ids: SchemaIds) -> None:
+    """A space that gets its former format again must not get an id that is another schema's now."""
+    registry.compatibility = "NONE"
+    assert waited_for(ids, WANTED) == 7
+    assert waited_for(ids, RETYPED) == 8
+    registry.forget(next_id=7)
+    until(lambda: ids.find(RETYPED) == 7)
+    assert waited_for(ids, WANTED) == 8
+
+
 def test_a_former_schema_may_be_deleted(registry: FakeRegistry, ids: SchemaIds) -> None:
     registry.compatibility = "NONE"
     waited_for(ids, WANTED)
