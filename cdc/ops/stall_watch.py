@@ -1,4 +1,4 @@
-"""Log lines for a stall of Kafka: one when it begins, and one when it ends.
+"""Log lines for a stall of Kafka, or of the registry of schemas: one when it begins, and one when it ends.
 
 A separate thread checks for the stall, because the daemon's and the publisher's threads may both be waiting for Kafka then.
 """
@@ -13,6 +13,8 @@ import structlog
 from cdc.ops.status import Status
 
 TURN_SECONDS: Final = 0.5
+_KAFKA: Final = ("Kafka stands still", "Kafka is back")
+_REGISTRY: Final = ("the registry of schemas holds all rows up", "the registry of schemas no longer holds rows up")
 
 
 class StallWatch:
@@ -24,6 +26,7 @@ class StallWatch:
         self._is_stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stall watch", daemon=True)
         self._stalled_seconds = 0.0
+        self._lines = _KAFKA
 
     def start(self) -> None:
         """Start the thread."""
@@ -41,10 +44,11 @@ class StallWatch:
         stall, seconds = self._status.stall, self._status.stalled_seconds
         if stall is not None:
             if not self._stalled_seconds:
-                self._log.error("Kafka stands still", reason=stall)
+                self._lines = _KAFKA if self._status.registry_wait is None else _REGISTRY
+                self._log.error(self._lines[0], reason=stall)
             self._stalled_seconds = seconds
         elif self._stalled_seconds:
-            self._log.info("Kafka is back", stalled_seconds=round(self._stalled_seconds, 1))
+            self._log.info(self._lines[1], stalled_seconds=round(self._stalled_seconds, 1))
             self._stalled_seconds = 0.0
 
     def _run(self) -> None:

@@ -112,7 +112,7 @@ class Status:
         if waits is not None:
             return (
                 f"Rows have been waiting for the registry of schemas since {since}, for {seconds:.0f} s (subject "
-                f"{waits.subject!r}): {waits.sentence}. Nothing is lost, and the daemon resumes automatically"
+                f"{waits.subject!r}): {waits.sentence.rstrip('.')}. Nothing is lost, and the daemon resumes automatically"
             )
         trouble = f" (its client reports: {self.kafka.trouble})" if self.kafka.trouble else ""
         return (

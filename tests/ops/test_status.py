@@ -21,6 +21,7 @@ from cdc.ops.metrics import StatusCollector
 from cdc.ops.stall_watch import StallWatch
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
+from cdc.registry.schema_ids import RegistryWait
 from cdc.stream.reports.limbo_watch import check_overdue
 from cdc.stream.transactions.limbo import LimboState
 from cdc.upstream.overview import Upstream
@@ -206,6 +207,21 @@ def test_stream_of_which_nothing_becomes_durable(server: StatusServer, status: S
         ("info", "Kafka is back"),
     ]
     assert lines[1]["stalled_seconds"] == pytest.approx(20, abs=5)
+
+
+def test_a_stall_by_the_registry_is_not_told_as_one_of_kafka(status: Status) -> None:
+    watch = StallWatch(status)
+    status.state, since = "streaming", time.monotonic() - status.stalled_after_seconds - 5
+    with structlog.testing.capture_logs() as lines:
+        status.registry_wait = RegistryWait("shop.users-value", "away", "it can't be reached.", since)
+        watch.check()
+        status.registry_wait = None
+        watch.check()
+    assert [(line["log_level"], line["event"]) for line in lines] == [
+        ("error", "the registry of schemas holds all rows up"),
+        ("info", "the registry of schemas no longer holds rows up"),
+    ]
+    assert "it can't be reached. Nothing is lost" in lines[0]["reason"]
 
 
 def test_lag_is_the_delay_and_not_the_quiet_before(status: Status) -> None:
