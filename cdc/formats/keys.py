@@ -33,7 +33,7 @@ def _convert(part: KeyPart, found: ValueType) -> Convert:
     if part.type == "datetime":
         return in_one_notation
     if part.type in DECIMALS:
-        return in_one_notation if found.base == "string" else found.convert if part.is_as_written else _stripped
+        return in_one_notation if found.base == "string" else _as_written if part.is_as_written else _stripped
     if part.type in _DOUBLES:
         return _double_of(part, found)
     if part.type == "string":
@@ -52,6 +52,17 @@ def _text(value: Any) -> str:
     raise EncodingError(
         f"{value!r:.200} in a primary key isn't a string of UTF-8, which this format can't tell from another string", WAY_OUT
     )
+
+
+def _as_written(value: Any) -> Scaled:
+    """Return a decimal with its own scale, where each notation is a key of its own."""
+    found = scaled(value)
+    if not found.unscaled and value.is_signed():
+        raise EncodingError(
+            f"{value} in a primary key, which in a HASH index is another key than {-value}, is the same one in this format",
+            f'Set format.decimal = "string". {WAY_OUT}',
+        )
+    return found
 
 
 def _stripped(value: Any) -> Scaled:

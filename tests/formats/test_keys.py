@@ -93,3 +93,13 @@ def test_a_string_that_is_not_utf_8_is_no_key() -> None:
     key = avro(Ids(), form("string")).key
     with pytest.raises(EncodingError, match="isn't a string of UTF-8"):
         key(["\udcff"])
+
+
+@pytest.mark.parametrize("value", [Decimal("-0"), Decimal("-0.00")])
+def test_a_negative_zero_is_no_key_where_each_notation_is_one(value: Decimal) -> None:
+    """Its number has no sign of its own, so it would be the key of another row."""
+    with pytest.raises(EncodingError, match=r'Set format.decimal = "string"'):
+        avro(Ids(), form("decimal", as_written=True)).key([value])
+    texts = {avro(Ids(), form("decimal", as_written=True), decimal="string").key([one]) for one in (value, -value)}
+    assert len(texts) == 2
+    assert avro(Ids(), form("decimal")).key([value]) == avro(Ids(), form("decimal")).key([Decimal(0)])

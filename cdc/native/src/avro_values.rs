@@ -253,12 +253,19 @@ impl KeyColumn {
             Kind::Datetime | Kind::DecimalText => {
                 push_unquoted(out, |out| self.text.push(out, reader))
             }
-            Kind::Scaled if !self.is_as_written => match reader.value().ok_or(Refused)? {
-                Value::Extension(EXT_DECIMAL, data) => {
-                    push_scaled(out, Decimal::read(data).ok_or(Refused)?.stripped())
+            Kind::Scaled => {
+                let Value::Extension(EXT_DECIMAL, data) = reader.value().ok_or(Refused)? else {
+                    return Err(Refused);
+                };
+                let number = Decimal::read(data).ok_or(Refused)?;
+                if !self.is_as_written {
+                    push_scaled(out, number.stripped())
+                } else if number.digits == 0 && number.is_negative {
+                    Err(Refused) // it would be the key of 0
+                } else {
+                    push_scaled(out, number)
                 }
-                _ => Err(Refused),
-            },
+            }
             Kind::Double => match reader.value().ok_or(Refused)? {
                 Value::Double(number) if !number.is_nan() => {
                     out.extend_from_slice(&(number + 0.0).to_le_bytes());
@@ -334,6 +341,20 @@ mod tests {
             assert!(column.push(&mut out, &mut Reader::new(b"\xc0", 0)).is_err());
         }
         assert!(out.is_empty());
+    }
+
+    #[test]
+    fn a_negative_zero_is_no_key_as_written() {
+        for (is_as_written, is_key) in [(true, false), (false, true)] {
+            let column = KeyColumn {
+                kind: Kind::Scaled,
+                text: KeyText::new("decimal", is_as_written),
+                is_as_written,
+            };
+            let mut out = Vec::new();
+            let written = column.push(&mut out, &mut Reader::new(b"\xd5\x01\x00\x0d", 0));
+            assert_eq!(written.is_ok(), is_key);
+        }
     }
 
     #[test]
