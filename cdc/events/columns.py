@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal, NamedTuple, Protocol
 from uuid import UUID
@@ -24,7 +24,7 @@ from zlib import crc32
 
 from cdc.errors import ConfigurationError, EncodingError, WiderRowError
 from cdc.events.json_values import WAY_OUT, encode, plain
-from cdc.schema.forms import Field, SpaceForm
+from cdc.schema.forms import Field, SchemaChange, SpaceForm
 from cdc.tuples.operations import Operation
 
 Encode = Callable[[Sequence[Any]], bytes]
@@ -140,6 +140,26 @@ class ColumnRules:
         """Return the form that consumers see. Raises ConfigurationError as `plan` does."""
         plan = self.plan(form)
         return form if plan is None else plan.shown
+
+    def check_new_keys(self, changes: Iterable[SchemaChange]) -> None:
+        """Raise ConfigurationError if DDL puts a column into a primary key that was left out or masked until then.
+
+        `include` spares the columns of the key. So without this check, DDL could publish what nobody has included.
+        """
+        for change in changes:
+            if change.former is not None:
+                self._check_new_key(change.former, change.form)
+
+    def _check_new_key(self, former: SpaceForm, form: SpaceForm) -> None:
+        plan = self.plan(former) if self._of_space(form.name) else None
+        places = {part.field for part in former.key_parts}
+        for part in form.key_parts:
+            if plan is not None and part.field not in places and plan.treatment(part.field) is not None:
+                raise ConfigurationError(
+                    f"the column {form.field_name(part.field)!r} of space {form.name!r} is in its primary key now, and by "
+                    "columns.rules it hasn't been published as it is: consumers know rows by their keys",
+                    "If consumers may have it, name it in the rule's include; otherwise leave the space out (spaces.exclude).",
+                )
 
     def conceals(self, form: SpaceForm | None) -> bool:
         """Return whether a row must not be shown as it is: its space has a plan, or isn't known (None)."""

@@ -148,6 +148,8 @@ class SchemaChange:
     previous_name: str | None = None
     # Whether rows that were published before are shown differently from here on (SpaceForm.columns).
     has_other_columns: bool = False
+    former: SpaceForm | None = field(default=None, compare=False)
+    """The form before an ALTER."""
 
 
 @dataclass(frozen=True, slots=True)

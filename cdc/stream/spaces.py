@@ -236,6 +236,7 @@ class Spaces:
                 self._names.release(change.form.space_id)
         if changes:
             self._check_published()
+            self._columns.check_new_keys(changes)
         position = replace(position, seq=self._builder.seq)
         for change in changes:
             form = change.form

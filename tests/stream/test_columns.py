@@ -423,6 +423,25 @@ def test_the_key_is_refused_at_the_start_and_at_ddl() -> None:
 
 
 @pytest.mark.parametrize("images", [True, False])
+def test_ddl_does_not_publish_a_column_by_making_it_a_key(images: bool) -> None:
+    """`include` needn't name the key's columns, but one that is left out doesn't become public by DDL."""
+    master, replica = life(images=images, rules=[ColumnsRule(spaces=SPACE, include=["city"])])
+    news(replica)
+    master.alter_key(SPACE, [[0, "unsigned"], [2, "string"]])
+    master.replace(SPACE, 2, "Rome", "c@d")
+    replica.relay.relay()
+    with pytest.raises(ConfigurationError, match="the column 'email' of space 'users' is in its primary key now"):
+        replica.receive()
+    replica.commit()
+    assert not [data for data in sent(replica) if b"c@d" in data or b"a@b" in data]
+    replica.crash()
+    replica._options["column_rules"] = [ColumnsRule(spaces=SPACE, include=["city", "email"])]
+    replica.forced_snapshot = None if images else "other rules"
+    replica.connect()
+    assert [one.key for one in events(news(replica))][-1] == {"id": 2, "email": "c@d"}
+
+
+@pytest.mark.parametrize("images", [True, False])
 def test_avro_and_connect_have_the_published_types(images: bool) -> None:
     ids = Ids()
     master, replica = life(images=images, formats=FormatOptions("avro", "avro", schema_ids=ids))
