@@ -16,7 +16,7 @@ from cdc.events.envelope import Envelope, KeyEncoders, KeyPieces, Openings, Shar
 from cdc.events.row_encoder import RowEncoder
 from cdc.formats import rows, schemas
 from cdc.formats.avro_values import NULL, PRESENT, binary, long, long_by_text, string, writer
-from cdc.formats.names import check_fields
+from cdc.formats.names import check_fields, check_key
 from cdc.formats.options import FormatOptions
 from cdc.formats.schemas import Column
 from cdc.formats.wire import header
@@ -51,7 +51,7 @@ def key_pieces(prefix: str, options: FormatOptions) -> KeyPieces:
     """Return the function that makes the encoders of a form's keys."""
 
     def of_form(form: SpaceForm, topic: str) -> KeyEncoders:
-        check_fields(form)
+        check_key(form)
         columns = schemas.key_columns(form, options)
         before = header(options, topic, "key", schemas.key_struct(f"{prefix}.{form.name}", columns), "AVRO")
         in_record = assemble(columns)

@@ -36,7 +36,15 @@ def cleaned_path(name: str) -> str:
 
 def check_fields(form: SpaceForm, shown: Callable[[str], str] = cleaned) -> None:
     """Raise ConfigurationError if two fields of a space, or two parts of its key, would get one name."""
-    twice = _twice_in(form, shown)
+    _refuse(form, _twice_in(form, shown))
+
+
+def check_key(form: SpaceForm) -> None:
+    """Raise ConfigurationError if two parts of a space's key would get one name, whatever its other fields are called."""
+    _refuse(form, _twice_in_key(form, cleaned))
+
+
+def _refuse(form: SpaceForm, twice: tuple[str, str, str] | None) -> None:
     if twice is None:
         return
     what, one, other = twice
@@ -82,13 +90,19 @@ def _twice_in(form: SpaceForm, shown: Callable[[str], str]) -> tuple[str, str, s
     # The key may have fields that the format doesn't name.
     count = max([len(form.fields), *(part.field + 1 for part in form.key_parts)])
     fields = [form.field_name(place) for place in range(count)]
-    parts = [form.part_name(index) for index in range(len(form.key_parts))]
-    for names, what in ((fields, "fields"), (parts, "parts of the primary key")):
-        seen: dict[str, str] = {}
-        for name in names:
-            if shown(name) in seen:
-                return what, seen[shown(name)], name
-            seen[shown(name)] = name
+    return _twice(fields, "fields", shown) or _twice_in_key(form, shown)
+
+
+def _twice_in_key(form: SpaceForm, shown: Callable[[str], str]) -> tuple[str, str, str] | None:
+    return _twice([form.part_name(index) for index in range(len(form.key_parts))], "parts of the primary key", shown)
+
+
+def _twice(names: Iterable[str], what: str, shown: Callable[[str], str]) -> tuple[str, str, str] | None:
+    seen: dict[str, str] = {}
+    for name in names:
+        if shown(name) in seen:
+            return what, seen[shown(name)], name
+        seen[shown(name)] = name
     return None
 
 

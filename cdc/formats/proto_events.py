@@ -12,7 +12,7 @@ from cdc.events.columns import shown_rows
 from cdc.events.envelope import Envelope, KeyEncoders, KeyPieces, Openings, SharedPieces, SpaceEvents, SpacePieces
 from cdc.events.row_encoder import RowEncoder
 from cdc.formats import rows, schemas
-from cdc.formats.names import check_fields
+from cdc.formats.names import check_fields, check_key
 from cdc.formats.options import FormatOptions
 from cdc.formats.proto_schema import BLOCK, ENVELOPE, SOURCE
 from cdc.formats.proto_values import BYTES, FIXED64, VARINT, fixed64, long_by_text, prefixed, tag, text, varint, writer
@@ -52,7 +52,7 @@ def key_pieces(prefix: str, options: FormatOptions) -> KeyPieces:
     """Return the function that makes the encoders of a form's keys."""
 
     def of_form(form: SpaceForm, topic: str) -> KeyEncoders:
-        check_fields(form)
+        check_key(form)
         columns = schemas.key_columns(form, options)
         struct, in_message = schemas.key_struct(f"{prefix}.{form.name}", columns), assemble(columns)
         before = header(options, topic, "key", struct, "PROTOBUF") + FIRST_MESSAGE

@@ -5,7 +5,8 @@ tuple ─▶ each value: nil? ─▶ conversion to a Connect type ─▶ the for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -29,9 +30,15 @@ BEYOND_MAX: Final = 64
 """Maximum number of fields past the format that a schema gets."""
 
 
-def widened(form: SpaceForm, width: int) -> SpaceForm:
-    """Return a form with fields for tuples of this length: those past the format are of the type `any`."""
-    others = [Field(form.field_name(place), "any", is_nullable=True) for place in range(len(form.fields), width)]
+def widened(form: SpaceForm, width: int, taken: Collection[str]) -> SpaceForm:
+    """Return a form with fields for tuples of this length: those past the format are of the type `any`.
+
+    They end before one whose name is `taken` by a published field of the format, such as `field_5`: tuples that have it are
+    refused.
+    """
+    others_names = {cleaned(name) for name in taken}
+    names = itertools.takewhile(lambda name: name not in others_names, map(form.field_name, range(len(form.fields), width)))
+    others = [Field(name, "any", is_nullable=True) for name in names]
     return replace(form, fields=(*form.fields, *others)) if others else form
 
 

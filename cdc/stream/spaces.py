@@ -177,7 +177,8 @@ class Spaces:
         self._builder.announce(topic)
         has_images = is_keyable(form) if self._images is not None else self._has_source_images
         server_version = None if has_images else self._server_version
-        shape = widened(form, self._widths.get(form.space_id, 0))
+        width = self._widths.get(form.space_id)
+        shape = widened(form, width, self._columns.shown(form).field_names) if width is not None else form
         return SpaceEvents(form, topic, self._envelope.pieces(shape, topic, self._server_uuid, server_version))
 
     def widen(self, form: SpaceForm, width: int) -> SpaceEvents:

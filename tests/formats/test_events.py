@@ -407,6 +407,32 @@ def test_rows_past_the_format_that_the_store_has_from_before(value: Format) -> N
     assert events[0]["after"]["name"] == "short"
 
 
+@pytest.mark.parametrize("value", ["json_schema", "avro", "protobuf", "json_schema_registry"])
+def test_a_field_that_gets_the_name_of_one_past_the_format(value: Format) -> None:
+    """After rows that were as long: the schema has no field twice, and only such rows are refused."""
+    master, ids = Master("2.11"), Ids()
+    fields: list[dict[str, Any]] = [
+        {"name": "id", "type": "unsigned"},
+        {"name": "name", "type": "string", "is_nullable": True},
+    ]
+    master.create_space("users", fields)
+
+    def more(changed: Master) -> None:
+        changed.insert("users", 1, "a", "third", "fourth")
+        changed.format("users", [fields[0], fields[1] | {"name": "field_4"}])
+        changed.insert("users", 2, "b", "third")
+        changed.insert("users", 3, "c", "third", "fourth")
+
+    found = published(master, more, ids, images=True, key="json", value=value)
+    rows = [reader(ids, value)(one)["after"] for topic, _, one in found if topic == "shop.users"]
+    assert rows == [
+        {"id": 1, "name": "a", "field_3": '"third"', "field_4": '"fourth"'},
+        {"id": 2, "field_4": "b", "field_3": '"third"'},
+    ]
+    (letter,) = [json_of(one) for topic, _, one in found if topic == "shop.dlq"]
+    assert "two of them would be called 'field_4'" in letter["error"]
+
+
 @pytest.mark.parametrize(("unsigned", "shown"), [("decimal", Decimal(2**64 - 1)), ("string", str(2**64 - 1))])
 def test_unsigned_past_63_bits(unsigned: str, shown: object) -> None:
     ids = Ids()

@@ -466,6 +466,27 @@ def test_avro_and_connect_have_the_published_types(images: bool) -> None:
     assert "phone" not in json.dumps([wanted.text for wanted in ids.schemas if wanted.subject.startswith("shop.users")])
 
 
+@pytest.mark.parametrize("value", ["avro", "protobuf"])
+def test_names_of_columns_that_are_left_out_are_nobodys(value: Any) -> None:
+    """Not in a schema, so they may be the cleaned name of another column, or that of a field past the format."""
+    master, ids = Master("2.11"), Ids()
+    names = ("a-b", "a_b", "field_6", "x")
+    master.create_space(SPACE, [FIELDS[0], *({"name": name, "type": "any", "is_nullable": True} for name in names)])
+    rules = [ColumnsRule(spaces=SPACE, exclude=["a-b", "field_6"])]
+    replica = Replica(
+        master, images=True, column_rules=rules, formats=FormatOptions(value, value, schema_ids=ids), on_error="dlq"
+    )
+    replica.connect()
+    for number in (1, 2):
+        master.insert(SPACE, number, "secret", "b", "secret", "x", "secret", "seventh")
+    replica.relay.relay()
+    replica.receive()
+    replica.commit()
+    found = [ids.read(one[2])["after"] for one in replica.news() if not isinstance(one, Broadcast) and one[0] == "shop.users"]
+    row = {"a_b": '"b"', "x": '"x"', "field_7": '"seventh"'}
+    assert found == [{"id": number} | row for number in (1, 2)]
+
+
 def test_a_schema_gets_the_published_ones_of_the_fields_past_the_format() -> None:
     ids = Ids()
     rules = [ColumnsRule(spaces=SPACE, exclude=["phone", "field_9"], hash=["field_11"])]
