@@ -60,7 +60,7 @@ check-newest:
 	else echo 'This system has no $(NEWEST): not checked.'; fi
 
 # Four processes, as most tests wait for their servers most of the time.
-test: setup lint check-native
+test: setup lint check-native $(STAMPS)/clickhouse
 	$(PYTEST) -m 'not soak' --numprocesses=4 --budget=0.25 --durations=40
 	$(PYTHON_PATH)
 
@@ -137,6 +137,10 @@ $(STAMPS)/packages: requirements.lock | system
 $(STAMPS)/project: pyproject.toml $(STAMPS)/packages $(wildcard cdc/native/Cargo.* cdc/native/build.rs cdc/native/src/*.rs)
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m cdc.native
+	touch $@
+
+$(STAMPS)/clickhouse: tests/clickhouse/requirements.txt $(STAMPS)/packages $(STAMPS)/project
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r $<
 	touch $@
 
 $(STAMPS)/jars: cdc/local/jars.py cdc/local/class_archives.py $(STAMPS)/packages
