@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
 
 import pytest
 from confluent_kafka.schema_registry import SchemaRegistryClient
 from confluent_kafka.schema_registry.avro import AvroDeserializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
+from cdc.formats.options import Format
 from cdc.local.registry import Registry
 from tests.fakes.registry import FakeRegistry
 from tests.formats.oracles import read_with
+from tests.formats.test_events import connect_payload
+from tests.live.daemon import DaemonProcess
 from tests.live.scene import Scene
 from tests.live.topics import Record, TopicReader
 from tests.live.waiting import wait_for
@@ -55,9 +60,9 @@ def in_avro(scene: Scene, url: str, **registry: Any) -> None:
     scene.daemon.settings["kafka"]["stalled_after_ms"] = 2_000
 
 
-def records(scene: Scene) -> list[Record]:
+def records(scene: Scene, prefix: str | None = None) -> list[Record]:
     """Those of the space, in the order of each partition."""
-    with TopicReader(scene.kafka.bootstrap_servers, scene.prefix, only="users") as reader:
+    with TopicReader(scene.kafka.bootstrap_servers, prefix or scene.prefix, only="users") as reader:
         return reader.below(reader.look_at_rest())
 
 
@@ -71,10 +76,41 @@ class FakesReader:
         return read_with(self._registry.schema(int.from_bytes(data[1:5], "big")), data[5:])
 
 
-def check(scene: Scene, read: Any, *, is_flat: bool = False, may_repeat: bool = False) -> int:
+@dataclass
+class Follower:
+    """A daemon with one way to publish, beside others at the same master, and a reader of what it publishes."""
+
+    value: Format
+    envelope: str = "debezium"
+    delivery: str = "exactly_once"
+    is_pure: bool = False
+    has_real_registry: bool = False
+
+    @property
+    def prefix(self) -> str:
+        return f"{self.value}-{self.envelope}-{self.delivery}-{'real' if self.has_real_registry else 'fake'}".replace("_", "-")
+
+    def daemon(self, scene: Scene, url: str) -> DaemonProcess:
+        """Its daemon, not started yet."""
+        chosen: dict[str, Any] = {"key": self.value, "value": self.value, "envelope": self.envelope}
+        if self.value != "json_schema":
+            chosen |= {"registry": {"url": url}}
+        prefix = f"{scene.prefix}-{self.prefix}"
+        daemon = scene.new_daemon(prefix, kafka={"topic_prefix": prefix, "delivery": self.delivery}, format=chosen)
+        daemon.environment["TARANTOOL_CDC_PURE"] = "1" if self.is_pure else "0"
+        return daemon
+
+    def check(self, scene: Scene, read: Any) -> int:
+        """Hold what `check` holds of its events."""
+        prefix = f"{scene.prefix}-{self.prefix}"
+        may_repeat = self.delivery == "at_least_once"
+        return check(scene, read, prefix=prefix, is_flat=self.envelope == "flat", may_repeat=may_repeat)
+
+
+def check(scene: Scene, read: Any, *, prefix: str | None = None, is_flat: bool = False, may_repeat: bool = False) -> int:
     """The events are whole and in order, and their fold is the master's contents. Returns the number of events."""
     by_seq: dict[int, tuple[Any, Any]] = {}
-    found = [(read(record.key), read(record.value)) for record in records(scene) if record.key is not None and record.value]
+    found = [(read(record.key), read(record.value)) for record in records(scene, prefix) if record.key and record.value]
     for key, event in found:
         seq = int(event["__source_seq"] if is_flat else event["source"]["seq"])
         assert may_repeat or seq not in by_seq
@@ -130,64 +166,64 @@ def waits_for_one_of(scene: Scene, subjects: set[str]) -> dict[str, Any]:
     return found
 
 
-def test_what_consumers_read_is_the_master(scene: Scene, registry: Registry) -> None:
-    """Under DDL and kills, read by the deserializer of the registry's own maker."""
-    in_avro(scene, registry.url)
+FOLLOWERS: Final = (
+    Follower("avro", has_real_registry=True),
+    Follower("avro", delivery="at_least_once", is_pure=True),
+    Follower("protobuf"),
+    Follower("json_schema_registry"),
+    Follower("json_schema"),
+    Follower("avro", envelope="flat"),
+    Follower("protobuf", envelope="flat", delivery="at_least_once"),
+)
+
+
+def test_what_consumers_read_is_the_master_in_every_format(scene: Scene, fake: FakeRegistry, registry: Registry) -> None:
+    """Under DDL and kills; what is in Apicurio's registry is read by the deserializer of Confluent's."""
+    fake.compatibility = "NONE"
     scene.tarantool.eval(SPACE)
-    scene.daemon.start()
-    for turn in range(3):
-        scene.daemon.wait_until_streaming()
+    daemons = [one.daemon(scene, registry.url if one.has_real_registry else fake.url) for one in FOLLOWERS]
+    for daemon in daemons:
+        daemon.start()
+    for daemon in daemons:
+        daemon.wait_until_streaming()
+    for turn in range(2):
         scene.tarantool.eval(WORK, turn * 1000 + 1, 300)
         scene.tarantool.eval(ADD_FIELD)
-        scene.tarantool.eval(WORK, turn * 1000 + 500, 200)
-        scene.daemon.restart_killed()
-    scene.catch_up()
-    with SchemaRegistryClient({"url": registry.url}) as client:
-        deserializer = AvroDeserializer(client)
-        context = SerializationContext(f"{scene.prefix}.users", MessageField.VALUE)
-        assert check(scene, lambda data: deserializer(data, context)) > 500
-        assert len(client.get_versions(f"{scene.prefix}.users-value")) >= 4
-
-
-@pytest.mark.parametrize(
-    ("value", "envelope", "delivery", "is_pure"),
-    [
-        ("avro", "debezium", "at_least_once", True),
-        ("protobuf", "debezium", "exactly_once", False),
-        ("json_schema_registry", "debezium", "exactly_once", False),
-        ("avro", "flat", "exactly_once", False),
-        ("protobuf", "flat", "at_least_once", False),
-    ],
-)
-def test_what_consumers_read_is_the_master_in_every_format(
-    scene: Scene, fake: FakeRegistry, value: str, envelope: str, delivery: str, is_pure: bool
-) -> None:
-    in_avro(scene, fake.url)
-    fake.compatibility = "NONE"
-    scene.daemon.settings["format"] |= {"key": value, "value": value, "envelope": envelope}
-    scene.daemon.settings["kafka"]["delivery"] = delivery
-    scene.daemon.environment["TARANTOOL_CDC_PURE"] = "1" if is_pure else "0"
-    scene.tarantool.eval(SPACE)
-    scene.daemon.start()
-    for turn in range(2):
-        scene.daemon.wait_until_streaming()
-        scene.tarantool.eval(WORK, turn * 1000 + 1, 200)
-        scene.tarantool.eval(ADD_FIELD)
         scene.tarantool.eval(WORK, turn * 1000 + 500, 100)
-        scene.daemon.restart_killed()
-    scene.catch_up()
-    check(scene, FakesReader(fake), is_flat=envelope == "flat", may_repeat=delivery == "at_least_once")
+        for daemon in daemons:
+            daemon.restart_killed()
+        for daemon in daemons:
+            daemon.wait_until_streaming()
+    scene.tarantool.eval(WORK, 3000, 100)
+    for daemon in daemons:
+        daemon.wait_until_caught_up(scene.tarantool.vclock())
+    for follower in FOLLOWERS:
+        if follower.has_real_registry:
+            with SchemaRegistryClient({"url": registry.url}) as client:
+                topic = f"{scene.prefix}-{follower.prefix}.users"
+                deserializer, context = AvroDeserializer(client), SerializationContext(topic, MessageField.VALUE)
+                assert follower.check(scene, partial(deserializer, ctx=context)) > 500
+                assert len(client.get_versions(f"{topic}-value")) >= 4
+        else:
+            assert follower.check(scene, connect_payload if follower.value == "json_schema" else FakesReader(fake)) > 500
 
 
-def test_rows_wait_while_the_registry_is_away(scene: Scene, fake: FakeRegistry) -> None:
+def test_rows_wait_only_for_new_schemas(scene: Scene, fake: FakeRegistry) -> None:
+    """A registry that answers slowly, that is away, and that comes back without its data."""
     in_avro(scene, fake.url)
+    fake.delay_seconds = 1.0
     scene.tarantool.eval(SPACE)
     scene.daemon.start()
     scene.tarantool.eval(WORK, 1, 50)
     scene.catch_up()
+    fake.delay_seconds = 60.0
+    scene.tarantool.eval(WORK, 100, 50)
+    scene.catch_up()
+    fake.delay_seconds = 0.0
+
     fake.stop()
     scene.tarantool.eval(ADD_FIELD)
-    scene.tarantool.eval(WORK, 100, 50)
+    scene.tarantool.eval(WORK, 200, 50)
     status = waits(scene, "away")
     assert status["registry"]["subject"] == f"{scene.prefix}.users-value"
     status = scene.daemon.wait_until("it is a stall", lambda status: status["state"] == "stalled")
@@ -200,6 +236,19 @@ def test_rows_wait_while_the_registry_is_away(scene: Scene, fake: FakeRegistry) 
     scene.catch_up()
     check(scene, FakesReader(fake))
     assert scene.daemon.is_ready()
+
+    status = scene.daemon.wait_until_streaming()
+    ids = {record.value[1:5] for record in records(scene) if record.value}
+    fake.forget(next_id=900)
+    wait_for("the daemon to register again", lambda: fake.subjects.get(f"{scene.prefix}.users-value"))
+    reconnects = status["upstream"]["reconnects"]
+    scene.daemon.wait_until("it has reconnected", lambda status: status["upstream"]["reconnects"] > reconnects)
+    scene.tarantool.eval(WORK, 300, 50)
+    scene.catch_up()
+    # One per length of the rows past the format, too.
+    newer = {record.value[1:5] for record in records(scene) if record.value} - ids
+    assert newer
+    assert all(int.from_bytes(number, "big") >= 900 for number in newer)
 
 
 def test_rows_wait_while_the_registry_refuses(scene: Scene, fake: FakeRegistry) -> None:
@@ -224,38 +273,6 @@ def test_rows_wait_while_the_registry_refuses(scene: Scene, fake: FakeRegistry) 
     values = [FakesReader(fake)(record.value) for record in records(scene) if record.value]
     newest = max(values, key=lambda value: int(value["source"]["seq"]))
     assert newest["after"] == {"id": 1, "name": 7, "score": None}
-
-
-def test_a_registry_that_answers_slowly_delays_only_new_schemas(scene: Scene, fake: FakeRegistry) -> None:
-    in_avro(scene, fake.url)
-    fake.delay_seconds = 1.0
-    scene.tarantool.eval(SPACE)
-    scene.daemon.start()
-    scene.tarantool.eval(WORK, 1, 50)
-    scene.catch_up()
-    fake.delay_seconds = 60.0
-    scene.tarantool.eval(WORK, 100, 50)
-    scene.catch_up()
-    fake.delay_seconds = 0.0
-    check(scene, FakesReader(fake))
-
-
-def test_a_registry_without_its_data_gives_other_ids(scene: Scene, fake: FakeRegistry) -> None:
-    in_avro(scene, fake.url)
-    scene.tarantool.eval(SPACE)
-    scene.daemon.start()
-    scene.tarantool.eval(WORK, 1, 50)
-    scene.catch_up()
-    ids = {record.value[1:5] for record in records(scene) if record.value}
-    fake.forget(next_id=900)
-    wait_for("the daemon to register again", lambda: fake.subjects.get(f"{scene.prefix}.users-value"))
-    scene.daemon.wait_until("it has reconnected", lambda status: status["upstream"]["reconnects"] > 0)
-    scene.tarantool.eval(WORK, 100, 50)
-    scene.catch_up()
-    # One per length of the rows past the format, too.
-    newer = {record.value[1:5] for record in records(scene) if record.value} - ids
-    assert newer
-    assert all(int.from_bytes(number, "big") >= 900 for number in newer)
 
 
 def test_a_schema_that_must_be_there(scene: Scene, fake: FakeRegistry) -> None:
