@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka import Producer
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Row, SparkSession
 
 from cdc.formats.options import Format, FormatOptions, Registration
 from cdc.local.interface import KafkaServer
@@ -17,13 +17,14 @@ from cdc.stream.batch import Broadcast
 from spark_jobs import run
 from spark_jobs.contract import avro_records
 from spark_jobs.contract.registry import Registry
-from spark_jobs.current import read_current
 from spark_jobs.errors import JobError
 from tests.fakes.master import Master
 from tests.fakes.registry import FakeRegistry
 from tests.fakes.replica import Replica
 from tests.formats.test_events import FORMAT, ROW, work
 from tests.spark.test_live import PARTITIONS, TIMEOUT_SECONDS, Daemon
+
+Record = Broadcast | tuple[str, bytes | None, bytes | None]
 
 
 @pytest.fixture
@@ -32,7 +33,7 @@ def registry() -> Iterator[FakeRegistry]:
         yield started
 
 
-def everything(registry: FakeRegistry, kind: Format) -> list[Broadcast | tuple[str, bytes | None, bytes | None]]:
+def everything(registry: FakeRegistry, kind: Format, *, images: bool = True) -> list[Record]:
     """All that a daemon publishes in a format, its schemas in the registry."""
 
     def number(wanted: Registration) -> int:
@@ -40,19 +41,22 @@ def everything(registry: FakeRegistry, kind: Format) -> list[Broadcast | tuple[s
 
     master = Master("2.11")
     master.create_space("users", FORMAT)
-    replica = Replica(master, images=True, formats=FormatOptions(kind, kind, schema_ids=number))
+    replica = Replica(master, images=images, formats=FormatOptions(kind, kind, schema_ids=number))
     replica.connect()
     master.insert("users", 1, "one", 10)
     work(master)
     master.insert("users", *ROW)
     master.insert("users", 5, "five", 5)
+    # From here on the schema has another field.
+    master.insert("users", 6, *[None] * (len(FORMAT) - 1), "past the format")
+    master.update("users", [5], ["=", 2, "fünf"])
     replica.relay.relay()
     replica.receive()
     replica.commit()
     return list(replica.news())
 
 
-def send(daemon: Daemon, records: Iterable[Broadcast | tuple[str, bytes | None, bytes | None]]) -> None:
+def send(daemon: Daemon, records: Iterable[Record]) -> None:
     """Into the topics of the daemon's prefix; the name in the events is another one."""
     producer = Producer({"bootstrap.servers": daemon.bootstrap_servers})
     for record in records:
@@ -71,44 +75,69 @@ def options(registry: FakeRegistry) -> list[str]:
     return ["--value-format", "avro", "--registry", registry.url, *login]
 
 
-def rows(frame: DataFrame, *texts: str) -> list[Any]:
-    """A table's rows, the texts of JSON as values, without what differs between two runs."""
-    kept = [name for name in frame.columns if name != "topic" and not name.startswith("kafka_")]
-    found = [row.asDict(recursive=True) for row in frame.select(kept).collect()]
-    for row in found:
-        for name in texts:
-            row[name] = None if row[name] is None else present(json.loads(row[name]))
-    return sorted(found, key=lambda row: str(sorted(row.items(), key=str)))
-
-
 def present(value: Any) -> Any:
     """In Avro a field that a tuple lacks is null."""
     return {name: one for name, one in value.items() if one is not None}
+
+
+def shown(row: Row, *names: str) -> dict[str, Any]:
+    """A row's columns, the texts of rows as they are compared."""
+    found = {name: row[name] for name in names}
+    for name in {"before", "after", "_row"} & found.keys():
+        found[name] = None if found[name] is None else present(json.loads(found[name]))
+    return found
+
+
+def events_in_json(registry: FakeRegistry) -> list[dict[str, Any]]:
+    """What the daemon publishes of the same changes in JSON, as the columns of `changelog`, in the order of seq."""
+    found = []
+    for record in everything(registry, "json"):
+        topic, key, value = (record.topic, None, record.value) if isinstance(record, Broadcast) else record
+        if topic == "shop.users" and value is not None:
+            event = json.loads(value)
+            images = {name: event[name] and present(event[name]) for name in ("before", "after")}
+            source = {name: event["source"][name] for name in ("seq", "lsn", "schema_version", "server_uuid")}
+            found.append({"op": event["op"], "key": key and key.decode(), **images, **source})
+    return found
+
+
+def versions(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, int | None]]:
+    """Of each row: its key, the seq that begins it, the seq that ends it."""
+    found: list[tuple[str, int, int | None]] = []
+    open_ones: dict[str, int] = {}
+    for event in events:
+        ended = list(open_ones) if event["op"] == "t" else [event["key"]]
+        found += [(key, open_ones.pop(key), event["seq"]) for key in ended if key in open_ones]
+        if event["after"] is not None:
+            open_ones[event["key"]] = event["seq"]
+    return sorted([*found, *((key, seq, None) for key, seq in open_ones.items())], key=str)
 
 
 @pytest.mark.spark
 def test_jobs_make_of_avro_what_they_make_of_json(
     spark: SparkSession, registry: FakeRegistry, kafka: KafkaServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    tables: dict[str, dict[str, list[Any]]] = {"json": {}, "avro": {}}
-    kinds: tuple[Format, ...] = ("json", "avro")
-    for kind in kinds:
+    wanted = events_in_json(registry)
+    assert len(wanted) > 12
+    for images, jobs in ((True, ("current", "history", "audit")), (False, ("materialize",))):
         daemon = Daemon(kafka.bootstrap_servers)
         daemon.create_topics("users", "schema", "snapshot")
-        send(daemon, everything(registry, kind))
-        given = options(registry) if kind == "avro" else []
-        for job in ("changelog", "current"):
-            place = tmp_path / kind / job
-            assert run.main([job, *daemon.arguments(place), *given]) == 0, capsys.readouterr().err
-            assert " seq=11 " in capsys.readouterr().err
-        changelog = spark.read.format("delta").load(str(tmp_path / kind / "changelog" / "tables"))
-        tables[kind]["changelog"] = rows(changelog.where("op <> 'control'"), "before", "after")
-        current = read_current(spark, str(tmp_path / kind / "current" / "tables" / "users"))
-        tables[kind]["current"] = rows(current, "_row")
-    assert len(tables["json"]["changelog"]) > 8
-    assert tables["avro"]["changelog"] == tables["json"]["changelog"]
-    assert len(tables["json"]["current"]) == 2
-    assert tables["avro"]["current"] == tables["json"]["current"]
+        send(daemon, everything(registry, "avro", images=images))
+        for job in jobs:
+            assert run.main([job, *daemon.arguments(tmp_path / job), *options(registry)]) == 0, capsys.readouterr().err
+
+    def table(job: str, name: str = "") -> list[Row]:
+        return spark.read.format("delta").load(str(tmp_path / job / "tables" / name)).collect()
+
+    (truncated,) = (event["seq"] for event in wanted if event["op"] == "t")
+    newest = {event["key"]: event["after"] for event in wanted if event["seq"] > truncated}
+    current = [shown(row, "_key", "_row") for row in table("current", "users")]
+    assert {row["_key"]: row["_row"] for row in current} == newest
+    history = [(row["_key"], row["_begin_seq"], row["_end_seq"]) for row in table("history", "users")]
+    assert sorted(history, key=str) == versions(wanted)
+    columns = ("op", "key", "before", "after", "seq")
+    materialized = sorted((shown(row, *columns) for row in table("materialize")), key=lambda event: event["seq"])
+    assert materialized == [{name: event[name] for name in columns} for event in wanted]
 
 
 @pytest.mark.spark
@@ -141,6 +170,10 @@ def test_what_keeps_a_job_from_reading_avro_is_said_and_loses_nothing(
     assert run.main([*arguments, *options(registry), "--on-error", "dead-letter"]) == 0
     dead = spark.read.format("delta").load(str(tmp_path / "checkpoint_dead_letters"))
     assert dead.count() == 1
+    wanted = events_in_json(registry)
+    changelog = spark.read.format("delta").load(str(tmp_path / "tables")).where("op <> 'control'")
+    found = {row["seq"]: shown(row, *wanted[0]) for row in changelog.collect()}
+    assert found == {event["seq"]: event for event in wanted}
 
 
 def test_options_that_lack_each_other_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
