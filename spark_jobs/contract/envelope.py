@@ -22,6 +22,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
+from spark_jobs.contract import other_formats
+
 CONTROL_TOPICS: Final = ("transaction", "schema", "snapshot", "checkpoint", "heartbeat", "dlq")
 """Names that may follow the prefix in a topic without being a space."""
 
@@ -267,7 +269,8 @@ def _is_own(names: Names) -> Column:
 
 def _has_key() -> Column:
     """Return a condition: the record's key has the ends of a JSON object. Reading all of it would cost time for each record."""
-    return F.coalesce(F.startswith(F.col("key"), F.lit("{")) & F.endswith(F.col("key"), F.lit("}")), F.lit(False))
+    has_ends = F.startswith(F.col("key"), F.lit("{")) & F.endswith(F.col("key"), F.lit("}"))
+    return F.coalesce(has_ends & ~other_formats.is_with_schema("key"), F.lit(False))
 
 
 def _is_null_or(begin: str, *names: str) -> Column:
@@ -289,7 +292,10 @@ def _complaint() -> Column:
         F.lit(", offset "),
         F.col("offset").cast("string"),
         F.lit(f" {NO_CHANGE_EVENT}: "),
-        F.when(F.col("op").isin("c", "r", "u", "d") & ~_has_key(), what)
-        .when(is_event, damaged)
-        .otherwise(F.substring("text", 1, 300)),
+        F.coalesce(
+            other_formats.complaint(),
+            F.when(F.col("op").isin("c", "r", "u", "d") & ~_has_key(), what)
+            .when(is_event, damaged)
+            .otherwise(F.substring("text", 1, 300)),
+        ),
     )

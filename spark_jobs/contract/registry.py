@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from time import sleep
 from typing import Final
 
+from spark_jobs.contract.other_formats import WHAT_JOBS_READ
 from spark_jobs.errors import JobError
 
 
@@ -68,7 +69,7 @@ class Registry:
         answer = json.loads(body)
         kind = answer.get("schemaType", "AVRO")
         if kind != "AVRO":
-            raise JobError(f"The schema {number} of an event is one of {kind}, and the jobs read JSON and Avro.")
+            raise JobError(f"The schema {number} of an event is one of {kind}. {WHAT_JOBS_READ}")
         return str(answer["schema"])
 
     def _refused(self, number: int, code: int) -> JobError | UnknownSchemaError:

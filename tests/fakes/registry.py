@@ -142,7 +142,9 @@ class FakeRegistry:
             case "GET", "schemas", "ids", number:
                 if int(number) not in self._ids.values():
                     return 404, {"error_code": 40403, "message": f"Schema {number} not found"}
-                return 200, {"schema": self.schema(int(number))}
+                text = self.schema(int(number))
+                kind = "PROTOBUF" if text.startswith("syntax") else "JSON" if '"$schema"' in text else None
+                return 200, {"schema": text} | ({} if kind is None else {"schemaType": kind})
             case "GET", "subjects":
                 return 200, {}
         return 404, {"error_code": 404, "message": "HTTP 404 Not Found"}
