@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Protocol
 
 from cdc.local import launcher
 from cdc.local.errors import LocalServerError
@@ -27,6 +28,20 @@ def _new_spawner() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_new_spawner)
+
+
+class Running(Protocol):
+    """What is needed of a started process; the methods are those of `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int:
+        """The process's id, and its group's."""
+
+    def poll(self) -> int | None:
+        """Return its exit status, or None if it still runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return its exit status after its end. Raises `subprocess.TimeoutExpired`."""
 
 
 class ChildProcess(Supervised):
@@ -52,14 +67,17 @@ class ChildProcess(Supervised):
         self._log_file = log_file
         log_file.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = log_file.stat().st_size if log_file.exists() else 0
+        self._process = self._start(command, working_directory, environment or {})
+
+    def _start(self, command: Sequence[str], working_directory: Path | None, environment: Mapping[str, str]) -> Running:
         # -I -S: start only with the standard library's frozen modules; the launcher is gone after some milliseconds.
         launch = [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), *command]
-        with log_file.open("ab") as log:
-            self._process = _spawner.submit(
+        with self._log_file.open("ab") as log:
+            return _spawner.submit(
                 subprocess.Popen,
                 launch,
                 cwd=working_directory,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, **environment},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from typing import Any
 
 from cdc.local.ports import free_port
 from cdc.local.process import ChildProcess
+from tests.live.forked import CdcProcess
 from tests.live.waiting import PATIENCE_SECONDS, wait_for
 
 Settings = dict[str, dict[str, Any]]
@@ -45,9 +45,9 @@ class DaemonProcess:
         self.directory.mkdir(parents=True, exist_ok=True)
         file = self.directory / f"{self.name}.toml"
         file.write_text(_toml({"name": self.name}, self.settings))
-        self._run = ChildProcess(
+        self._run = CdcProcess(
             self.name,
-            [sys.executable, "-m", "cdc", command, "--config", str(file), *arguments],
+            [command, "--config", str(file), *arguments],
             log_file=self.directory / f"{self.name}.log",
             environment=self.environment,
             working_directory=self.working_directory,

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import os
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +12,7 @@ from typing import Any
 import pytest
 
 from cdc.store.store import StateStore
+from tests.live.forked import run_command
 from tests.live.scene import Scene
 from tests.live.topics import TopicReader
 
@@ -111,14 +109,7 @@ def _verify_shows_none(scene: Scene) -> None:
     store.write([(first, None), (second, row)], [])
     store.close()
     file = scene.daemon.directory / f"{scene.daemon.name}.toml"
-    ended = subprocess.run(
-        [sys.executable, "-m", "cdc", "verify", "--config", str(file)],
-        env=os.environ | scene.daemon.environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = run_command("verify", "--config", str(file), environment=scene.daemon.environment)
     assert ended.returncode == 1
     lines = [json.loads(line) for line in ended.stdout.splitlines()]
     assert sorted(line["what"] for line in lines) == ["different", "missing"]

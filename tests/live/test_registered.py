@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 from cdc.upstream.identity import instance_uuid
+from tests.live.forked import run_command
 from tests.live.scene import Scene
 from tests.live.test_gaps import forget_logs, news
 from tests.live.test_operators import complaint
@@ -86,14 +84,7 @@ def catch_up_and_stop(scene: Scene) -> None:
 def command(scene: Scene, *arguments: str) -> tuple[int, str]:
     """Run `unregister` with the daemon's configuration: exit status, and all that it said."""
     file = scene.daemon.directory / f"{scene.daemon.name}.toml"
-    done = subprocess.run(
-        [sys.executable, "-m", "cdc", "unregister", "--config", str(file), *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    done = run_command("unregister", "--config", str(file), *arguments)
     assert "Traceback" not in done.stderr, done.stderr
     return done.returncode, done.stdout + done.stderr
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from confluent_kafka.admin import AdminClient
 
 from cdc.stream.commits.ownership import SILENCE_SECONDS
 from tests.live.daemon import DaemonProcess
+from tests.live.forked import run_command
 from tests.live.scene import Scene
 from tests.live.stream import parse
 from tests.live.test_operators import complaint
@@ -331,9 +330,7 @@ def test_topics_deleted_at_work_and_while_nobody_runs(scene: Scene) -> None:
 def check(daemon: DaemonProcess) -> tuple[int, list[str]]:
     """How `check` ends with the configuration of the latest run, and what it says."""
     file = daemon.directory / f"{daemon.name}.toml"
-    ended = subprocess.run(
-        [sys.executable, "-m", "cdc", "check", "--config", str(file)], capture_output=True, text=True, timeout=60, check=False
-    )
+    ended = run_command("check", "--config", str(file))
     assert not ended.stderr
     return ended.returncode, ended.stdout.splitlines()
 

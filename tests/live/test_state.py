@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from itertools import pairwise
@@ -18,6 +17,7 @@ from cdc.protocol.extensions import pack, unpack
 from cdc.schema.keys import space_prefix
 from cdc.store.store import StateStore
 from tests.live.daemon import DaemonProcess
+from tests.live.forked import run_command
 from tests.live.scene import Scene
 from tests.live.stream import Stream
 
@@ -31,13 +31,7 @@ for id = 1, ... do box.space.things:insert{id, 'thing ' .. id} end
 def command(daemon: DaemonProcess, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run one command with the daemon's configuration; stderr holds no traceback."""
     file = daemon.directory / f"{daemon.name}.toml"
-    ended = subprocess.run(
-        [sys.executable, "-m", "cdc", name, "--config", str(file), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    ended = run_command(name, "--config", str(file), *arguments)
     assert "Traceback" not in ended.stderr, ended.stderr
     return ended
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +12,7 @@ from cdc.local.interface import KafkaServer
 from tests.live.cluster import Cluster, only_processes
 from tests.live.conftest import SceneFactory
 from tests.live.daemon import DaemonProcess
+from tests.live.forked import run_command
 from tests.live.scene import Scene
 from tests.live.stream import parse
 
@@ -62,14 +60,8 @@ def followed(daemon: DaemonProcess, address: str, timeout_seconds: float = 120) 
 def checked(daemon: DaemonProcess, exit_status: int = 0, **source: str) -> list[str]:
     """What `check` says with the daemon's configuration, keys of its source changed."""
     file = daemon.directory / f"{daemon.name}.toml"
-    run = subprocess.run(
-        [sys.executable, "-m", "cdc", "check", "--config", str(file)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-        env={**os.environ, **{f"TARANTOOL_CDC__SOURCE__{key.upper()}": value for key, value in source.items()}},
-    )
+    environment = {f"TARANTOOL_CDC__SOURCE__{key.upper()}": value for key, value in source.items()}
+    run = run_command("check", "--config", str(file), environment=environment)
     assert run.returncode == exit_status, run.stdout + run.stderr
     return run.stdout.splitlines()
 
