@@ -131,6 +131,9 @@ def test_installed_as_the_readme_says(tmp_path: Path) -> None:
     for name in files.rstrip("\0").split("\0"):
         (clone / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / name, clone / name)
+    # Optimizing the compiled row path would be most of the work, and isn't what is tested here.
+    (clone / ".cargo").mkdir()
+    (clone / ".cargo" / "config.toml").write_text("[profile.release.package.cdc-native]\nopt-level = 0\n")
     install = of(README, "pip install")
     assert install.startswith(INSTALL)
     environment = {
@@ -144,6 +147,11 @@ def test_installed_as_the_readme_says(tmp_path: Path) -> None:
     subprocess.run(typed, cwd=clone, env=environment, check=True, capture_output=True)
     said = subprocess.run([".venv/bin/tarantool-cdc", "--version"], cwd=clone, check=True, capture_output=True, text=True).stdout
     assert re.search(r"\d+\.\d+\.\d+", said)
+    chosen = "from cdc import native; print(native.ROW_PATH, native.REASON)"
+    said = subprocess.run(
+        [str(clone / ".venv/bin/python"), "-c", chosen], cwd=tmp_path, check=True, capture_output=True, text=True
+    ).stdout
+    assert said.startswith("native"), said
 
 
 def test_every_command_is_one_that_a_test_types() -> None:
