@@ -97,7 +97,8 @@ class Follower:
             chosen |= {"registry": {"url": url}}
         prefix = f"{scene.prefix}-{self.prefix}"
         daemon = scene.new_daemon(prefix, kafka={"topic_prefix": prefix, "delivery": self.delivery}, format=chosen)
-        daemon.environment["TARANTOOL_CDC_PURE"] = "1" if self.is_pure else "0"
+        if self.is_pure:  # the ordinary row path isn't named, so that its daemon can be forked
+            daemon.environment["TARANTOOL_CDC_PURE"] = "1"
         return daemon
 
     def check(self, scene: Scene, read: Any) -> int:
