@@ -32,7 +32,7 @@ from tests.fakes.golden import golden_fixture
 __all__ = ["golden_fixture"]
 
 _SEED = pytest.StashKey[int]()
-_SHARED_FIXTURES = ("spark", "kafka_cluster", "secured_kafka", "frail_kafka", "strict_kafka", "opensearch")
+_SHARED_FIXTURES = ("spark", "kafka_cluster", "secured_kafka", "frail_kafka", "strict_kafka", "opensearch", "registry")
 """Servers that cost so much to start, or that tests damage so much, that all tests of each run in one process (Spark's in two).
 The `kafka` of most tests isn't among them: each process has its own."""
 _GROUPS = {"opensearch": "spark"}

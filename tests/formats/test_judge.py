@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import base64
+import functools
 import json
+import os
+import shutil
 import subprocess
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +18,7 @@ from uuid import uuid4
 import pytest
 
 from cdc.formats.options import Format
-from cdc.local.jars import DEBEZIUM, class_path, java_command
+from cdc.local.jars import DEBEZIUM, class_path, jar_folder, java_command
 from cdc.local.registry import Registry
 from cdc.registry.questions import Questions
 from tests.fakes.master import Master
@@ -39,6 +44,19 @@ NAMES: Final = {
 }
 
 
+@functools.cache
+def compiled() -> str:
+    """The folder with the program's classes, until the end of this process. To compile it costs more than to run it."""
+    folder = tempfile.mkdtemp(prefix="tarantool-cdc-judge-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    jars = os.pathsep.join(map(str, jar_folder(DEBEZIUM).glob("*.jar")))  # only Java's own launchers know a class path's "*"
+    compiler = [java_command(), "-XX:TieredStopAtLevel=1", "-m", "jdk.compiler/com.sun.tools.javac.Main"]
+    command = [*compiler, "-d", folder, "-cp", jars, str(PROGRAM)]
+    outcome = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert outcome.returncode == 0, outcome.stderr
+    return folder
+
+
 def judged(messages: list[Any], registry: Registry, key: Format, value: Format) -> list[dict[str, Any]]:
     """What the program says of each message."""
 
@@ -46,7 +64,8 @@ def judged(messages: list[Any], registry: Registry, key: Format, value: Format) 
         return "-" if data is None else base64.b64encode(data).decode()
 
     text = "".join(f"{topic}\t{shown(one_key)}\t{shown(one)}\n" for topic, one_key, one in messages)
-    command = [java_command(), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", class_path(DEBEZIUM), str(PROGRAM)]
+    classes = os.pathsep.join([compiled(), class_path(DEBEZIUM)])
+    command = [java_command(), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", classes, PROGRAM.stem]
     outcome = subprocess.run(
         [*command, key, value, registry.own_url], input=text, capture_output=True, text=True, timeout=200, check=False
     )
