@@ -30,6 +30,8 @@ class DaemonProcess:
         self.directory = directory
         self.environment = dict(environment or {})
         self.working_directory: Path | None = None
+        self.is_forked = True
+        """Whether its process may come from one that has imported the daemon already (forked.py)."""
         self.master_crash: Callable[[], str] = str
         """Tells, if the master has crashed by itself, what it said: then waiting is in vain, and not the daemon's fault."""
         self._http_port = free_port()
@@ -51,6 +53,7 @@ class DaemonProcess:
             log_file=self.directory / f"{self.name}.log",
             environment=self.environment,
             working_directory=self.working_directory,
+            is_forked=self.is_forked,
         )
         self._runs.append(self._run)
 

@@ -179,8 +179,10 @@ class CdcProcess(ChildProcess):
         log_file: Path,
         working_directory: Path | None = None,
         environment: Mapping[str, str] | None = None,
+        is_forked: bool = True,
     ) -> None:
-        """As `ChildProcess`; `arguments` are those of `tarantool-cdc`."""
+        """As `ChildProcess`; `arguments` are those of `tarantool-cdc`. Without `is_forked` Python starts it as a program."""
+        self._is_forked = is_forked
         super().__init__(
             name,
             [sys.executable, "-m", "cdc", *arguments],
@@ -190,7 +192,7 @@ class CdcProcess(ChildProcess):
         )
 
     def _start(self, command: Sequence[str], working_directory: Path | None, environment: Mapping[str, str]) -> Running:
-        if not can_be_forked(environment):
+        if not (self._is_forked and can_be_forked(environment)):
             return super()._start(command, working_directory, environment)
         return _server().fork(_order(command[3:], environment, working_directory, self._log_file))
 

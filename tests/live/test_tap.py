@@ -37,6 +37,7 @@ def elsewhere(scene: Scene) -> Iterator[TapProcess]:
 
 
 def test_filled_and_followed(scene: Scene, tap: TapProcess, elsewhere: TapProcess) -> None:
+    tap.process.is_forked = False  # one that has to import all that it uses by itself; the daemon's commands are typed elsewhere
     scene.workload.create(2_000)
     scene.daemon.start()
     scene.daemon.wait_until_streaming()
