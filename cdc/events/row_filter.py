@@ -1,0 +1,174 @@
+"""Expressions that choose rows, in CEL (Common Expression Language): `row.status != 'draft' && row.total > 100`.
+
+    expression + form ──▶ RowFilter, compiled once for each form       mistakes and unknown fields are errors here
+    RowFilter + a tuple's values ──▶ whether the row is chosen         an expression that fails for a row is an EncodingError
+
+The library is Google's binding of cel-cpp. An expression has no side effects and always ends: the library bounds the iterations,
+the depth of an expression, and regular expressions take linear time (RE2). It is imported with the first expression only.
+
+An expression sees the row as the server has it, before `columns.rules` leave out or mask columns. Values are those that events
+have as JSON, with one exception: binary is bytes. So a decimal, a UUID and a point in time are strings, which `double(…)` and
+`timestamp(…)` convert.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+from uuid import UUID
+
+from cdc.errors import ConfigurationError, EncodingError
+from cdc.events.json_values import WAY_OUT, plain
+from cdc.schema.forms import SpaceForm
+
+_ROW: Final = "row."
+_FAILED: Final = f"Change the expression so that it holds or doesn't hold for each row, or: {WAY_OUT}"
+_SEEN: Final = frozenset({type(None), bool, int, float, bytes})
+"""Types whose values an expression gets as they are."""
+_TEXT: Final = re.compile(r"""[rRbB]*(?:'''.*?'''|\"\"\".*?\"\"\"|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""", re.DOTALL)
+_PAST_FORMAT: Final = re.compile(r"\bfield_([1-9]\d{0,5})\b")
+_HAS_FIELD: Final = re.compile(r"\bhas\s*\(\s*row\s*\.\s*(`[^`]+`|\w+)\s*\)")
+_MENTIONED: Final = re.compile(r"\brow\s*\.\s*(`[^`]+`|\w+)")
+_INTERNAL: Final = re.compile(r"^[A-Z_]+: (ERROR: )?|( \[[A-Z_]+\])+$")
+
+
+class RowFilter:
+    """One expression for the rows of one form."""
+
+    def __init__(self, expression: str, form: SpaceForm, origin: str) -> None:
+        """Compile an expression; `origin` says in messages where it comes from. Raises ConfigurationError."""
+        self.origin = origin
+        self._form = form
+        code = _TEXT.sub("''", expression)
+        self._check_has(code)
+        names = _candidates(code, form)
+        program = self._program(expression, names, code)
+        if program.return_type().name() not in ("BOOL", "DYN"):
+            raise self._mistake(f"is of type {program.return_type().name().lower()}, not true or false", "Compare it.")
+        used = [(name, place) for name, place in names.items() if not _compiles_without(expression, form, names, name)]
+        self._used = [(_ROW + name, place) for name, place in used]
+        self._evaluate: Callable[..., Any] = program.eval
+
+    @property
+    def places(self) -> frozenset[int]:
+        """The places of the fields that the expression reads."""
+        return frozenset(place for _, place in self._used)
+
+    @property
+    def is_of_key(self) -> bool:
+        """Whether the expression reads only fields of the primary key, so that it says the same of all versions of a row."""
+        return self.places <= {part.field for part in self._form.key_parts if not part.path}
+
+    def __call__(self, values: Sequence[Any]) -> bool:
+        """Return whether a row is chosen. A field that the tuple doesn't have is null. Raises EncodingError."""
+        length = len(values)
+        seen = {}
+        for name, place in self._used:
+            value = values[place] if place < length else None
+            seen[name] = value if type(value) in _SEEN else _seen(value)
+        try:
+            found = self._evaluate(data=seen).value()
+        except (RuntimeError, RecursionError) as error:  # the library couldn't take a value
+            raise self._failure(str(error)) from None
+        if found is True or found is False:
+            return found
+        raise self._failure(str(found) if isinstance(found, str) else f"it is neither true nor false: {found!r}")
+
+    def _program(self, expression: str, names: dict[str, int], code: str) -> Any:
+        try:
+            return _compiled(expression, self._form, names)
+        except RuntimeError as error:
+            for found in _MENTIONED.findall(code):
+                if found.strip("`") not in names:
+                    raise self._mistake(
+                        f"reads the field {found.strip('`')!r}, which the space doesn't have",
+                        f"It has {_listed(self._form.field_names)}.",
+                    ) from None
+            raise self._mistake(
+                f"can't be used: {_shown(error)}",
+                "It is an expression in CEL that is true or false, and reads fields as row.NAME, or row.`NAME` if the name isn't "
+                "made of letters, digits and '_'. A field that is nullable may be compared with null.",
+            ) from None
+
+    def _check_has(self, code: str) -> None:
+        found = _HAS_FIELD.search(code)
+        if found is not None:
+            raise self._mistake(
+                f"asks for {found[0]}, but a row has all fields of its space; those that it omits are null",
+                f"Write row.{found[1]} != null.",
+            )
+
+    def _mistake(self, what: str, hint: str) -> ConfigurationError:
+        return ConfigurationError(f"{self.origin}: for the space {self._form.name!r} the expression {what}", hint)
+
+    def _failure(self, reason: str) -> EncodingError:
+        # The library's reasons may quote values. With rules for columns these mustn't be shown.
+        told = "" if self._form.columns else f": {_INTERNAL.sub('', reason)}"
+        return EncodingError(f"{self.origin}: the expression fails for a row of space {self._form.name!r}{told}", _FAILED)
+
+
+def _library() -> Any:
+    try:
+        from cel_expr_python import cel
+    except ImportError as error:
+        raise ConfigurationError(
+            f"expressions over rows need the package cel-expr-python, which can't be imported: {error}",
+            "Install it beside the daemon: pip install 'tarantool-cdc[filter]'.",
+        ) from None
+    return cel
+
+
+def _compiled(expression: str, form: SpaceForm, names: dict[str, int]) -> Any:
+    """Compile an expression that may read these fields. Raises RuntimeError."""
+    cel = _library()
+    kinds = {"string": cel.Type.STRING, "boolean": cel.Type.BOOL, "varbinary": cel.Type.BYTES}
+    types = {}
+    for name, place in names.items():
+        field = form.fields[place] if place < len(form.fields) else None
+        types[_ROW + name] = cel.Type.DYN if field is None or field.is_nullable else kinds.get(field.type, cel.Type.DYN)
+    return cel.NewEnv(variables=types).compile(expression)
+
+
+def _compiles_without(expression: str, form: SpaceForm, names: dict[str, int], name: str) -> bool:
+    """Return whether an expression doesn't read a field. The compiler knows; the text alone doesn't tell."""
+    try:
+        _compiled(expression, form, {other: place for other, place in names.items() if other != name})
+    except RuntimeError:
+        return False
+    return True
+
+
+def _candidates(code: str, form: SpaceForm) -> dict[str, int]:
+    """Return the fields whose names occur in an expression, with their places: a form may have hundreds of others."""
+    found = {name: place for place, name in enumerate(form.field_names) if name in code}
+    for number in _PAST_FORMAT.findall(code):
+        place = int(number) - 1
+        if place >= len(form.fields):
+            found.setdefault(f"field_{number}", place)
+    return found
+
+
+def _seen(value: Any) -> Any:
+    """Return a value as an expression sees it. Raises EncodingError for one that has no form as JSON."""
+    return value if isinstance(value, float) else _without_uuids(plain(value))
+
+
+def _without_uuids(value: Any) -> Any:
+    if isinstance(value, UUID):
+        return str(value)
+    if isinstance(value, list):
+        return [_without_uuids(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _without_uuids(item) for key, item in value.items()}
+    return value
+
+
+def _listed(names: Iterable[str]) -> str:
+    first = [repr(name) for _, name in zip(range(30), names, strict=False)]
+    return ", ".join(first) if first else "no names of fields: they are field_1, field_2 and so on"
+
+
+def _shown(error: RuntimeError) -> str:
+    """Return the library's message without its codes, on one line."""
+    return " ".join(_INTERNAL.sub("", str(error)).replace("<input>:", "").split())

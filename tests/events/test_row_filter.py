@@ -1,0 +1,147 @@
+"""Expressions over rows: what they see of a row, which mistakes are found when they are compiled, and that they always end."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from cdc.errors import ConfigurationError, EncodingError
+from cdc.events.row_filter import RowFilter
+from cdc.protocol.extensions import Datetime, OpaqueExtension
+from cdc.schema.forms import SpaceForm
+from tests.events.test_row_encoder import form
+
+_FIELDS = [
+    ("id", "unsigned"),
+    ("status", "string"),
+    ("total", "number"),
+    ("data", "any"),
+    ("is_paid", "boolean"),
+    ("odd name", "string"),
+]
+
+
+def orders(*nullable: str) -> SpaceForm:
+    found = form(_FIELDS)
+    return replace(found, fields=tuple(replace(field, is_nullable=field.name in nullable) for field in found.fields))
+
+
+ORDERS = orders()
+
+
+def chosen(expression: str, *values: Any, of: SpaceForm = ORDERS) -> bool:
+    return RowFilter(expression, of, "the rule")(values)
+
+
+def row(**given: Any) -> list[Any]:
+    values = {"id": 1, "status": "new", "total": 1, "data": {"a": [1, 2]}, "is_paid": False, "odd name": ""} | given
+    return list(values.values())
+
+
+@pytest.mark.parametrize(
+    ("expression", "given", "expected"),
+    [
+        ("row.status != 'draft'", {"status": "new"}, True),
+        ("row.status != 'draft'", {"status": "draft"}, False),
+        ("row.id > 5", {"id": 2**64 - 1}, True),
+        ("row.id > 5", {"id": 5}, False),
+        ("row.total >= 1.5", {"total": 2}, True),
+        ("double(row.total) >= 1.5", {"total": Decimal("1.50")}, True),
+        ("row.data == null", {"data": None}, True),
+        ("row.data.a[1] == 2 && has(row.data.a) && !has(row.data.b)", {}, True),
+        ("row.data == b'\\xff'", {"data": b"\xff"}, True),
+        ("row.data == '/w=='", {"data": b"\xff".decode("utf-8", "surrogateescape")}, True),
+        ("row.data == '00000000-0000-0000-0000-000000000001'", {"data": UUID(int=1)}, True),
+        ("row.data[0] == '00000000-0000-0000-0000-000000000001'", {"data": [UUID(int=1)]}, True),
+        ("timestamp(row.data) < timestamp('2024-01-01T00:00:00Z')", {"data": Datetime(0, 5, 180, 0)}, True),
+        ("row.data != row.data", {"data": float("nan")}, True),
+        ("row.is_paid", {"is_paid": True}, True),
+        ("row.is_paid || row.status in ['new', 'open']", {}, True),
+        ("row.`odd name`.startsWith('x') || row.id == 1", {"odd name": "y"}, True),
+    ],
+    ids=str,
+)
+def test_an_expression_says_of_a_row_whether_it_is_chosen(expression: str, given: dict[str, Any], *, expected: bool) -> None:
+    assert chosen(expression, *row(**given)) is expected
+
+
+def test_a_field_that_a_tuple_omits_is_null() -> None:
+    of = orders("data", "is_paid", "odd name")
+    assert chosen("row.is_paid == null && row.`odd name` == null", 1, "new", 2, of=of)
+
+
+def test_fields_past_the_format_have_the_names_of_their_places() -> None:
+    assert chosen("row.field_8 == 'x' && row.field_9 == null", *row(), "", "x")
+
+
+def test_fields_that_are_read() -> None:
+    found = RowFilter("row.status == 'is_paid' && row.data.id == 1", ORDERS, "the rule")
+    assert (found.places, found.is_of_key) == (frozenset({1, 3}), False)
+    assert RowFilter("row.id > 3", ORDERS, "the rule").is_of_key
+
+
+@pytest.mark.parametrize(
+    ("expression", "problem", "remedy"),
+    [
+        ("row.statu == 'x'", "reads the field 'statu', which the space doesn't have", "It has 'id', 'status'"),
+        ("row.field_2 == 'x'", "reads the field 'field_2'", "It has 'id'"),
+        ("row.status = 'x'", "can't be used", "expression in CEL"),
+        ("row.status > 3", "no matching overload", "expression in CEL"),
+        ("status == 'x'", "undeclared reference", "row.NAME"),
+        ("row.status == null", "no matching overload", "nullable"),
+        ("row.status", "is of type string, not true or false", "Compare it"),
+        ("row.id + 1 > 3 ? 1 : 2", "is of type int", "Compare it"),
+        ("has(row.is_paid)", "asks for has(row.is_paid)", "Write row.is_paid != null"),
+        ("", "can't be used", "expression in CEL"),
+        ("(" * 100 + "true" + ")" * 100, "can't be used", "expression in CEL"),
+    ],
+)
+def test_a_mistake_is_found_before_the_first_row(expression: str, problem: str, remedy: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        RowFilter(expression, ORDERS, "routing.rules, the rule for spaces = 'orders'")
+    assert "the rule for spaces = 'orders'" in caught.value.message
+    assert "space 'users'" in caught.value.message
+    assert problem in caught.value.message
+    assert remedy in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("expression", "given"),
+    [
+        ("row.total > 3", {"total": None}),
+        ("row.data.b == 1", {}),
+        ("row.data", {"data": 1}),
+        ("row.id / 0 == 1", {}),
+        ("row.data == 1", {"data": OpaqueExtension(9, b"")}),
+        ("row.data.all(a, row.data.all(b, row.data.all(c, true)))", {"data": list(range(300))}),
+    ],
+)
+def test_an_expression_may_fail_for_a_row(expression: str, given: dict[str, Any]) -> None:
+    found = RowFilter(expression, orders("total"), "the rule")
+    with pytest.raises(EncodingError):
+        found(row(**given))
+
+
+def test_a_failure_does_not_quote_a_row_whose_columns_are_masked() -> None:
+    values = row(data="a secret(")
+    for columns, is_told in (("", True), ("[]", False)):
+        found = RowFilter("row.status.matches(row.data)", replace(ORDERS, columns=columns), "the rule")
+        with pytest.raises(EncodingError) as caught:
+            found(values)
+        assert ("a secret" in caught.value.message) is is_told
+
+
+def test_regular_expressions_take_linear_time() -> None:
+    assert not chosen("row.status.matches('^(a+)+$')", *row(status="a" * 5_000 + "b"))
+
+
+def test_without_the_library_an_expression_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cel_expr_python", None)
+    with pytest.raises(ConfigurationError, match="cel-expr-python") as caught:
+        RowFilter("row.id > 3", ORDERS, "the rule")
+    assert "tarantool-cdc[filter]" in caught.value.hint
