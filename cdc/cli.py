@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     status = add_configured("status", _status, "show the running daemon's position, lag and upstream")
     status.add_argument("--json", action="store_true", help="print the complete status as JSON")
     snapshot = add_configured("snapshot", _snapshot, "have the running daemon publish all rows of these spaces again, as `r`")
-    snapshot.add_argument("spaces", nargs="+", metavar="SPACE", help="a published space's name")
+    _add_snapshot_arguments(snapshot)
     add_configured("verify", _verify, "compare the state store with the master; the daemon must be stopped")
     unregister = add_configured("unregister", _unregister, "give back the id that a registered daemon has; it must be stopped")
     unregister.add_argument("--yes", action="store_true", help="don't ask for confirmation")
@@ -102,6 +102,18 @@ def _parser() -> argparse.ArgumentParser:
     demo = add("demo", _demo, "start real servers with a workload, and watch the changes arrive; ends automatically")
     demo.add_argument("--keep", action="store_true", help="keep the demo's directory")
     return parser
+
+
+def _add_snapshot_arguments(snapshot: argparse.ArgumentParser) -> None:
+    snapshot.add_argument("spaces", nargs="*", metavar="SPACE", help="a published space's name")
+    snapshot.add_argument("--where", metavar="EXPRESSION", help='only rows for which this CEL expression holds: "row.id > 7"')
+    others = snapshot.add_mutually_exclusive_group()
+    for action, meaning in (
+        ("stop", "end the requests for these spaces, or all requests"),
+        ("pause", "publish no rows of requests for now"),
+        ("resume", "go on after --pause"),
+    ):
+        others.add_argument(f"--{action}", dest="action", action="store_const", const=action, help=meaning)
 
 
 def _add_watch_arguments(watch: _CommandParser) -> None:
@@ -158,7 +170,8 @@ def _status(options: argparse.Namespace) -> int:
 def _snapshot(options: argparse.Namespace) -> int:
     from cdc.commands.snapshot import snapshot
 
-    snapshot(config.load(options.config), options.spaces, say)
+    action = options.action or "execute"
+    snapshot(config.load(options.config), action, options.spaces, say, where=options.where)
     return 0
 
 

@@ -160,6 +160,7 @@ def _published(
     options = options_of(config)
     is_published, published = options.space_filter(), []
     names = topics.TopicNames(config.kafka.topic_prefix)
+    names.reserve(config.kafka.optional_topics)
     wanted = []
     published = [form for form in schema.forms() if is_published(form.space_id, form.name) and form.is_replicated]
     try:

@@ -276,7 +276,7 @@ def of_foreign_topics(
 ) -> Iterator[Finding]:
     """Yield findings about topics of the published spaces that belong to another producer, given the existing topics."""
     clients, former = KafkaClients(config.name, config.kafka), spaces_by_topic(stored, config.kafka.topic_prefix)
-    foreign = ForeignTopics(config.kafka.topic_prefix, clients)
+    foreign = ForeignTopics(config.kafka.topic_prefix, clients, config.kafka.optional_topics)
     admin = clients.admin()
     yield from _failure("kafka.topic_prefix", lambda: foreign.check(admin, spaces, existing, former))
 
@@ -287,6 +287,7 @@ def of_missing_topics(config: Config, spaces: Sequence[str], existing: Collectio
     wanted = [CHECKPOINT, SCHEMA, SNAPSHOT]
     wanted += [TRANSACTION] if kafka.transaction_topic != "none" else []
     wanted += [HEARTBEAT] if kafka.heartbeat_interval_ms else []
+    wanted += sorted(kafka.optional_topics)
     wanted += [DLQ] if "dlq" in (config.format.on_error, config.format.on_image_error) else []
     missing = sorted({*spaces, *map(names.control, wanted)} - set(existing))
     if missing and not kafka.create_topics:

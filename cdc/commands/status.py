@@ -55,7 +55,9 @@ def readable(status: dict[str, Any]) -> str:
         lines.insert(-2, ("store", f"{store['rows']} rows, {store['bytes']} bytes, at {_vclock(store['position'])}"))
     if request is not None:
         wanted = ", ".join(request["spaces"]) or "nothing yet"
-        lines.insert(-2, ("snapshot of", f"{wanted}: {request['rows']} rows so far, {request['waiting']} requests waiting"))
+        pause = ", pausing" if request["paused"] else ""
+        progress = f"{request['rows']} rows so far{pause}, {request['waiting']} requests waiting"
+        lines.insert(-2, ("snapshot of", f"{wanted}: {progress}"))
     lines += _lost_log_lines(status)
     lines += [("member", _member_line(member)) for member in status["upstreams"]]
     return "\n".join(f"{name:<12} {value}" for name, value in lines)

@@ -52,7 +52,7 @@ from cdc.errors import (
     SnapshotNeededError,
 )
 from cdc.events.topics import SpaceNames
-from cdc.ops.backfill_queue import BackfillQueue
+from cdc.ops.request_queue import RequestQueue
 from cdc.ops.status import Status
 from cdc.protocol.failure import XlogGapError
 from cdc.protocol.system_spaces import SYSTEM_SPACE_MAX
@@ -134,7 +134,7 @@ class _Watch:
         # On a terminal, a bar would be mixed up with the lines for the rows.
         has_bar = not (options.has_snapshot and _is_terminal(sys.stdout))
         context = RunContext(config, self._status, is_stopping, new_names=SpaceNames, has_progress_bar=has_bar)
-        self._source = Members(context, BackfillQueue())
+        self._source = Members(context, RequestQueue())
         self._checkpoint = Checkpoint()
         self._goal = Goal(options.until_caught_up)
         self._observations = Observations()

@@ -252,6 +252,12 @@ class KafkaSection(Section):
     """Which source transactions get BEGIN and END records on `<prefix>.transaction`; `multi`: those with several events."""
     heartbeat_interval_ms: int = Field(default=0, ge=0)
     """Interval at which the position is written to `<prefix>.heartbeat`; 0: never."""
+    signal_topic: bool = False
+    """Whether the daemon obeys signals on `<prefix>.signal`: requests for rows, and their end or pause. No space may have the
+    name `signal` then."""
+    notification_topic: bool = False
+    """Whether the daemon tells on `<prefix>.notification` how far snapshots and requests for rows have come. No space may have
+    the name `notification` then."""
     create_topics: bool = True
     """Whether the daemon creates missing topics; if not, a missing topic is an error."""
     properties: dict[str, str | int | float | bool] = Field(default={}, repr=False)
@@ -267,6 +273,12 @@ class KafkaSection(Section):
         if "@" in servers:
             raise ValueError("must be addresses only, as in a:9092,b:9092; the user belongs in kafka.properties (sasl.username)")
         return servers
+
+    @property
+    def optional_topics(self) -> frozenset[str]:
+        """Names, after the prefix and a dot, of the control topics that this daemon has and others may lack."""
+        wanted = {"signal": self.signal_topic, "notification": self.notification_topic}
+        return frozenset(name for name, is_on in wanted.items() if is_on)
 
     @property
     def insync_replicas(self) -> int:

@@ -29,7 +29,7 @@ from cdc.daemon.runner import PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.daemon.start import options_of
 from cdc.errors import CdcError, ConfigurationError, PositionError, SnapshotNeededError
-from cdc.ops.backfill_queue import BackfillQueue
+from cdc.ops.request_queue import RequestQueue
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.sources.log_directory import LogDirectory, LogFile, join
@@ -54,7 +54,7 @@ class Files:
     def __init__(
         self,
         context: RunContext,
-        requests: BackfillQueue,  # noqa: ARG002 - there is no server to take one from
+        requests: RequestQueue,  # noqa: ARG002 - there is no server to take one from
         *,
         directories: Sequence[Path],
         follows: bool = False,

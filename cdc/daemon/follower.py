@@ -32,7 +32,7 @@ from cdc.daemon.runner import PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.daemon.start import doubts_about_spaces
 from cdc.errors import ConnectionLostError, ProtocolError, SilenceError
-from cdc.ops.backfill_queue import BackfillQueue
+from cdc.ops.request_queue import RequestQueue
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
@@ -81,7 +81,7 @@ class Follower:
         plan: StartPlan,
         ballot: Ballot,
         *,
-        requests: BackfillQueue | None = None,
+        requests: RequestQueue | None = None,
         is_lost: Callable[[], bool] = lambda: False,
     ) -> None:
         """Prepare to follow the server with this `ballot` according to `plan`.
@@ -92,7 +92,7 @@ class Follower:
         self._is_lost = is_lost
         self._plan = plan
         self._master_vclock = ballot.vclock
-        self._requests = BackfillQueue() if requests is None else requests
+        self._requests = RequestQueue() if requests is None else requests
         self._requests.restart()
         config, status = context.config, context.status
         self._config = config
@@ -296,7 +296,7 @@ class Follower:
                     case _:
                         raise AssertionError(f"{event} in the stream")
             self._note_recognized()
-            self._backfill(is_busy=any(isinstance(event, StreamRows) for event in events))
+            self._serve_requests(is_busy=any(isinstance(event, StreamRows) for event in events))
             if catches_up_with is not None:
                 if pipeline.ledger.acknowledged.covers(catches_up_with):
                     # The next connection registers.
@@ -309,20 +309,24 @@ class Follower:
         return False
 
     def _report_cut_off_request(self) -> None:
-        snapshot = self._pipeline.position.snapshot
-        if snapshot is not None and snapshot.open_request and not self._requests.has_current:
+        position = self._pipeline.published_position
+        request = position.requests.current
+        if request is not None and request.snapshot_id:
+            goes_on = "begins again after the snapshot" if self._plan.snapshot is not None else "goes on where it stopped"
+            self._log.info(f"a request for rows was interrupted, and {goes_on}", id=request.id, rows=request.all_rows)
+        elif position.snapshot is not None and position.snapshot.open_request:
             self._log.warning(
-                "a request for rows (`tarantool-cdc snapshot`) was cut off when the daemon ended: what it had published stays "
+                "a request for rows of a former version of this program was cut off when it ended: what it had published stays "
                 "valid, the rest isn't published; if you still need it, make the request again",
-                snapshot_id=str(snapshot.open_request),
+                snapshot_id=str(position.snapshot.open_request),
             )
 
-    def _backfill(self, *, is_busy: bool) -> None:
-        """Submit one chunk of a requested backfill, after the events of all transactions so far."""
+    def _serve_requests(self, *, is_busy: bool) -> None:
+        """Carry out an order, or submit one chunk of requested rows, after the events of all transactions so far."""
         publisher, requests = self._publisher, self._requests
         if publisher.has_room:
             with translate_lmdb_errors(self._config.state.path / "images"):
-                batch = requests.chunk(self._pipeline, now_us(), queued_bytes=publisher.queued_bytes, is_busy=is_busy)
+                batch = requests.turn(self._pipeline, now_us(), queued_bytes=publisher.queued_bytes, is_busy=is_busy)
             if batch is not None:
                 self._runner.submit(batch)
 

@@ -15,12 +15,15 @@ from uuid import UUID
 
 import structlog
 
+from cdc.config import Config
 from cdc.daemon.beginning import Beginning, RunContext
 from cdc.daemon.follower import Follower
 from cdc.daemon.monitor import UpstreamMonitor
 from cdc.daemon.start import rules
 from cdc.errors import CdcError, PositionError
-from cdc.ops.backfill_queue import BackfillQueue
+from cdc.kafka.clients import KafkaClients
+from cdc.kafka.signal_reader import SignalReader
+from cdc.ops.request_queue import RequestQueue
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.failure import LogDamagedError
 from cdc.sources.connection import Connection
@@ -36,7 +39,7 @@ from cdc.upstream.selection import Answer, Choice, Needed
 class Members:
     """`Source` that follows one of the replica set's members."""
 
-    def __init__(self, context: RunContext, requests: BackfillQueue) -> None:
+    def __init__(self, context: RunContext, requests: RequestQueue) -> None:
         """See NewSource. No member is asked yet."""
         config = context.config
         self._context = context
@@ -48,15 +51,20 @@ class Members:
         self._monitor = UpstreamMonitor(config.source, config.source.timeouts, context.status)
         # The member that was chosen last.
         self._index = 0
+        self._signals = _signal_reader(config, requests)
         # Members that couldn't read their logs, and haven't proved since that they can read the end of them.
         self._damaged: set[int] = set()
 
     def start(self) -> None:
         """See `Source.start`. From now on all members are surveyed regularly."""
         self._monitor.start()
+        if self._signals is not None:
+            self._signals.start()
 
     def close(self) -> None:
         """See `Source.close`."""
+        if self._signals is not None:
+            self._signals.close()
         self._monitor.close()
 
     @contextmanager
@@ -158,3 +166,10 @@ class Members:
         probe = instance_uuid(f"{self._config.name} check")
         check_end_of_log(source.members()[self._index], probe, replicaset, ballot.vclock, frame_bytes_max=source.frame_bytes_max)
         self._damaged.discard(self._index)
+
+
+def _signal_reader(config: Config, requests: RequestQueue) -> SignalReader | None:
+    """Return the reader of signals, if the daemon is to obey them."""
+    if not config.kafka.signal_topic:
+        return None
+    return SignalReader(config.kafka, KafkaClients(config.name, config.kafka), requests)

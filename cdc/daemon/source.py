@@ -7,7 +7,7 @@ from typing import Protocol
 
 from cdc.daemon.beginning import Beginning, RunContext
 from cdc.errors import CdcError
-from cdc.ops.backfill_queue import BackfillQueue
+from cdc.ops.request_queue import RequestQueue
 from cdc.positions.vclock import VClock
 
 
@@ -60,5 +60,5 @@ class Source(Protocol):
 class NewSource(Protocol):
     """Factory of a daemon's source."""
 
-    def __call__(self, context: RunContext, requests: BackfillQueue) -> Source:
+    def __call__(self, context: RunContext, requests: RequestQueue) -> Source:
         """Return a source. It updates the status, ends streams when the daemon is to stop, and serves backfill `requests`."""

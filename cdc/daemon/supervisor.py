@@ -57,8 +57,8 @@ from cdc.kafka.clients import KafkaClients
 from cdc.kafka.errors import FencedError, ForbiddenError, ProducerLostError
 from cdc.kafka.publisher import Publisher
 from cdc.kafka.sign_of_life import SignOfLife
-from cdc.ops.backfill_queue import BackfillQueue
 from cdc.ops.http import StatusServer
+from cdc.ops.request_queue import RequestQueue
 from cdc.ops.stall_watch import StallWatch
 from cdc.ops.status import Status
 from cdc.positions.position import Position
@@ -122,7 +122,7 @@ class Daemon:
         self._has_read_lost_forms = False
         transactional = config.kafka.delivery == "exactly_once"
         self._aborted = "a Kafka transaction was aborted" if transactional else "not all messages were delivered"
-        self._requests = BackfillQueue(start_alone=config.kafka.delivery == "at_least_once")
+        self._requests = RequestQueue(start_alone=config.kafka.delivery == "at_least_once")
         patience = config.kafka.stalled_after_ms / 1000
         self.status = Status(config.name, row_path=path_of(config)[0], requests=self._requests, stalled_after_seconds=patience)
         self._stall_watch = StallWatch(self.status)

@@ -8,6 +8,7 @@ is refused.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Final
 
 from cdc.errors import ConfigurationError
@@ -19,7 +20,12 @@ SNAPSHOT: Final = "snapshot"
 CHECKPOINT: Final = "checkpoint"
 HEARTBEAT: Final = "heartbeat"
 DLQ: Final = "dlq"
+SIGNAL: Final = "signal"
+NOTIFICATION: Final = "notification"
 CONTROL: Final = frozenset({TRANSACTION, SCHEMA, SNAPSHOT, CHECKPOINT, HEARTBEAT, DLQ})
+"""Names that no space may have."""
+OPTIONAL: Final = frozenset({SIGNAL, NOTIFICATION})
+"""Names of control topics that only some daemons have. Of the others, spaces may have these names."""
 
 _NAME_MAX: Final = 249
 _FOREIGN: Final = re.compile(r"[^A-Za-z0-9._-]")
@@ -36,10 +42,15 @@ class TopicNames:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._space_by_topic: dict[str, int] = {}
+        self._taken = CONTROL
+
+    def reserve(self, optional: Collection[str]) -> None:
+        """Give these names, which are in OPTIONAL, to no space."""
+        self._taken = CONTROL | frozenset(optional)
 
     def control(self, name: str) -> str:
-        """Return the control topic `<prefix>.<name>`; `name` must be in CONTROL."""
-        assert name in CONTROL
+        """Return the control topic `<prefix>.<name>`; `name` must be in CONTROL or OPTIONAL."""
+        assert name in CONTROL or name in OPTIONAL
         return f"{self._prefix}.{name}"
 
     def of_space(self, space_id: int, name: str) -> str:
@@ -47,8 +58,8 @@ class TopicNames:
         suffix = suffix_of(name)
         topic = f"{self._prefix}.{suffix}"
         owner = self._space_by_topic.setdefault(topic, space_id)
-        if suffix in CONTROL or owner != space_id:
-            taken = "a control topic of this daemon" if suffix in CONTROL else f"the topic of space {owner}"
+        if suffix in self._taken or owner != space_id:
+            taken = "a control topic of this daemon" if suffix in self._taken else f"the topic of space {owner}"
             raise ConfigurationError(
                 f"space {name!r} ({space_id}) would share {topic!r}, {taken}",
                 "Leave one of them out with spaces.exclude. Renaming it helps only for rows written after the renaming: "
@@ -72,7 +83,7 @@ class SpaceNames(TopicNames):
 
     def control(self, name: str) -> str:
         """Return the name under which the records of a control topic come."""
-        assert name in CONTROL
+        assert name in CONTROL or name in OPTIONAL
         return f"\0{name}"
 
     def of_space(self, space_id: int, name: str) -> str:  # noqa: ARG002 - a topic's name may be taken

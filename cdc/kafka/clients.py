@@ -162,6 +162,22 @@ class KafkaClients:
             },
         )
 
+    def tail(self) -> Consumer:
+        """Return a consumer of committed records that waits for new ones for long, and reports if the next one is missing."""
+        return self._made(
+            Consumer,
+            {
+                "log_level": LOG_LEVEL,  # errors are raised
+                "queued.max.messages.kbytes": 1024,
+                **self._common(),
+                "message.max.bytes": self._config.message_bytes_max,
+                "group.id": f"tarantool-cdc-{self._name}",  # as above
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "auto.offset.reset": "error",
+            },
+        )
+
     def best_effort_producer(self) -> Producer:
         """Return a producer for short-lived messages: it retries only briefly, and uses no transactions."""
         settings = self._settings(lambda _: None)

@@ -34,12 +34,13 @@ _REMEDY: Final = (
 class ForeignTopics:
     """Judge of the topics of one daemon. For one thread."""
 
-    def __init__(self, prefix: str, clients: KafkaClients) -> None:
+    def __init__(self, prefix: str, clients: KafkaClients, optional: Collection[str] = ()) -> None:
+        """`optional` are the names of the control topics that this daemon has and others may lack."""
         self._prefix = prefix
         self._clients = clients
         self._owned = OwnedTopics(clients)
         names = TopicNames(prefix)
-        self._control = {names.control(name) for name in topics.CONTROL}
+        self._control = {names.control(name) for name in topics.CONTROL | frozenset(optional)}
 
     def check(self, admin: Admin, wanted: Collection[str], existing: Mapping[str, int], known: Collection[str] = ()) -> None:
         """Raise PublishError if one of the `wanted` topics belongs to another producer.

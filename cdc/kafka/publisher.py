@@ -72,7 +72,7 @@ class Publisher:
         is_stopping = self._exchange.is_stopping
         self._view = ReadersView(config, name, self._clients)
         self._readability = Readability(name, config.topic_prefix, self._view, Ends(self._clients), is_stopping)
-        foreign = ForeignTopics(config.topic_prefix, self._clients)
+        foreign = ForeignTopics(config.topic_prefix, self._clients, config.optional_topics)
         self._topic_admin = TopicAdmin(config, self._clients.admin, is_stopping, topics_seen, foreign)
         self._lost_topics = LostTopics(config, self._clients, self._topic_admin)
         self._loop = PublisherLoop(

@@ -89,7 +89,8 @@ class ReadersView:
 
     def own(self, open_: Mapping[Place, int]) -> dict[Place, int]:
         """Return those of these partitions with open transactions that are this daemon's (see cdc.kafka.hanging)."""
-        control = {self._topics.control(name) for name in topics.CONTROL}
+        # Only this daemon writes there. The signal topic isn't among them: signals are other producers' records.
+        control = {self._topics.control(name) for name in topics.CONTROL | self._config.optional_topics - {topics.SIGNAL}}
         others = {place: start for place, start in open_.items() if place[0] not in control}
         consumer = self._clients.consumer
         written = hanging.written_by(consumer("read_uncommitted"), self._config.topic_prefix, others) if others else set()

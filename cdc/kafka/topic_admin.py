@@ -44,6 +44,8 @@ partition and setting, and refuses a request that needs more than 10,000. With f
 _LOGIN_SECONDS: Final = 2.0
 """Time without an answer after which the client checks whether its login was refused."""
 
+_SIGNAL_BYTES_MAX: Final = str(1024 * 1024)
+"""Maximum size of a batch of signals: the daemon reads far smaller ones only (cdc.stream.orders), and anybody may send them."""
 _CHECKPOINT_CONFIG: Final = {
     # Every commit adds a record. Small segments and eager compaction limit how much a start has to read.
     "segment.bytes": str(16 * 1024 * 1024),
@@ -224,7 +226,7 @@ class TopicAdmin:
         return snapshot_remedy(self._former.get(topic) or topic.removeprefix(f"{self._config.topic_prefix}."))
 
     def _is_control(self, topic: str) -> bool:
-        return topic.removeprefix(f"{self._config.topic_prefix}.") in topics.CONTROL
+        return topic.removeprefix(f"{self._config.topic_prefix}.") in topics.CONTROL | self._config.optional_topics
 
     def _missing(self, wanted: list[str]) -> list[str]:
         existing = self._existing()
@@ -271,13 +273,15 @@ class TopicAdmin:
         }
         if suffix == topics.CHECKPOINT:
             settings |= _CHECKPOINT_CONFIG
+        if suffix == topics.SIGNAL:
+            settings["max.message.bytes"] = _SIGNAL_BYTES_MAX
         if suffix in COMPACTED:
             settings["cleanup.policy"] = "compact"
         elif suffix in KEPT:
             settings |= UNLIMITED
         return NewTopic(
             topic,
-            num_partitions=1 if suffix in topics.CONTROL else self._config.partitions,
+            num_partitions=1 if self._is_control(topic) else self._config.partitions,
             replication_factor=self._config.replication_factor,
             config=settings,
         )

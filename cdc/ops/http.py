@@ -1,6 +1,7 @@
-"""The daemon's HTTP interface: /metrics (Prometheus), /health, /ready and /status; and one action, POST /snapshot.
+"""The daemon's HTTP interface: /metrics (Prometheus), /health, /ready and /status; and orders, as POST.
 
-{"spaces": ["users"]} ──▶ 202, or 400, 409, 415, 503 with {"error": a sentence}
+/snapshot   {"spaces": ["users"], "where": "row.id > 7"} ──▶ 202 with its id, or 400, 409, 415, 503 with {"error": a sentence}
+/snapshot/stop, /snapshot/pause, /snapshot/resume
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from cdc.errors import RequestError
-from cdc.ops.backfill_queue import ANSWER_TIMEOUT_SECONDS
 from cdc.ops.bounded_server import BoundedHandler, BoundedServer
+from cdc.ops.http_orders import PATHS, BodyError, order_in
 from cdc.ops.metrics import StatusCollector
+from cdc.ops.request_queue import ANSWER_TIMEOUT_SECONDS
 from cdc.ops.status import Status
+from cdc.stream.orders import Execute
 
 BODY_BYTES_MAX: Final = 1024 * 1024
 _KEY: Final = "http.listen"
@@ -54,32 +57,30 @@ class StatusServer:
                         self.answer(404, "text/plain", b"there are /metrics, /health, /ready and /status\n")
 
             def do_POST(self) -> None:  # noqa: N802 - the library's name
-                if self.path != "/snapshot":
-                    self.answer(404, "text/plain", b"there is /snapshot\n")
+                if self.path not in PATHS:
+                    self.answer(404, "text/plain", f"there are {', '.join(PATHS)}\n".encode())
                 # A web page can't send this content type to another site without that site's permission (CORS).
                 elif self.headers.get_content_type() != "application/json":
                     self._answer_json(415, {"error": "the body must be application/json"})
                 else:
-                    self._answer_json(*self._request_snapshot())
+                    self._answer_json(*self._give_order())
 
-            def _request_snapshot(self) -> tuple[int, dict[str, Any]]:
+            def _give_order(self) -> tuple[int, dict[str, Any]]:
                 try:
                     length = int(self.headers.get("Content-Length", 0))
-                    match json.loads(self.rfile.read(length)) if 0 < length <= BODY_BYTES_MAX else None:
-                        case {"spaces": [str(), *_] as names} if all(isinstance(name, str) for name in names):
-                            pass
-                        case _:
-                            raise ValueError
-                except (ValueError, RecursionError):
-                    return 400, {"error": 'the body must be {"spaces": [names]}'}
+                    if not 0 <= length <= BODY_BYTES_MAX:
+                        raise BodyError(f"the body may have {BODY_BYTES_MAX} bytes")
+                    order = order_in(self.path, self.rfile.read(length))
+                except ValueError as error:
+                    return 400, {"error": str(error)}
                 if status.requests is None or not status.requests.is_open:
                     return 503, {"error": f"the daemon isn't following the stream, it is {status.state}. Try again once it does."}
                 self.server.extend_deadline(self.connection, ANSWER_TIMEOUT_SECONDS)
                 try:
-                    status.requests.submit(names)
+                    status.requests.submit(order)
                 except RequestError as error:
                     return 409, {"error": str(error)}
-                return 202, {"spaces": names}
+                return 202, {"id": order.id, **({"spaces": order.spaces} if isinstance(order, Execute) else {})}
 
             def _answer_json(self, code: int, value: dict[str, Any]) -> None:
                 self.answer(code, "application/json", json.dumps(value).encode())

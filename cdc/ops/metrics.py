@@ -34,6 +34,14 @@ COUNTERS: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
         lambda s: s.merging_upsert_count,
     ),
     "tarantool_cdc_reconnects": ("Connections to Tarantool after the first", lambda s: s.reconnect_count),
+    "tarantool_cdc_signals_taken": (
+        "Signals that were carried out",
+        lambda s: s.requests.signals.taken if s.requests is not None else 0,
+    ),
+    "tarantool_cdc_signals_skipped": (
+        "Signals that were skipped, because of what they contain or because there was nothing to do",
+        lambda s: s.requests.signals.skipped if s.requests is not None else 0,
+    ),
     "tarantool_cdc_log_lines_lost": (LOG_LINES_LOST, lambda _: log.lost_count()),
 }
 """Names without `_total`, which the exposition adds."""

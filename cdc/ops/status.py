@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from cdc import log
-from cdc.ops.backfill_queue import BackfillQueue
 from cdc.ops.progress import SnapshotProgress
+from cdc.ops.request_queue import RequestQueue
 from cdc.positions.vclock import VClock
 from cdc.registry.schema_ids import RegistryWait
 from cdc.stream.commits.publisher_statistics import PublisherStatistics
@@ -68,7 +68,7 @@ class Status:
     doubtful_key_count: int = 0
     registry_wait: RegistryWait | None = None
     """What rows wait for in the registry of schemas, or None."""
-    requests: BackfillQueue | None = None
+    requests: RequestQueue | None = None
     kafka: PublisherStatistics = field(default_factory=PublisherStatistics)
     stalled_after_seconds: float = 15.0
     started_at: float = field(default_factory=time.time)
@@ -123,10 +123,12 @@ class Status:
 
     @property
     def shown_error(self) -> str | None:
-        """`error` as shown to operators: if it is None, a stall, an aborted Kafka transaction, or an overdue quorum."""
+        """`error` as shown to operators: if it is None, a stall, an aborted Kafka transaction, an overdue quorum, or signals that
+        can't be read."""
         overdue = self.overdue_quorum.sentence(time.time_ns() // 1000) if self.overdue_quorum is not None else None
         waits = f"rows wait for the registry: {self.registry_wait.sentence}" if self.registry_wait is not None else None
-        return self.error or self.stall or waits or self.kafka.failure or overdue
+        signals = self.requests.signals.sentence if self.requests is not None else None
+        return self.error or self.stall or waits or self.kafka.failure or overdue or signals
 
     def lag_seconds(self, now: float) -> float:
         """Return the age in seconds of the oldest received change that isn't committed or waits for a quorum; 0 if there is none.
@@ -190,6 +192,7 @@ class Status:
             },
             "vinyl_upserts": self.merging_upsert_count,
             "snapshot_request": self.requests.to_json() if self.requests is not None else None,
+            "signals": self.requests.signals.to_json() if self.requests is not None else None,
             "limbo": {
                 "transactions": self.limbo.transaction_count,
                 "rows": self.limbo.row_count,

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from cdc.errors import ConfigurationError
 from cdc.positions.last_row import LastRow
+from cdc.positions.requests import NO_REQUESTS, Requests
 from cdc.positions.vclock import VClock
 
 FORMAT_VERSION = 1
@@ -26,8 +27,8 @@ class SnapshotState:
       `snapshot.mode` is never.
     - `is_first`: no snapshot has ever been complete, so that consumers have no rows from before it.
     - `request_count`: how many of the last numbers went to requests to publish rows of the images (cdc.stream.backfill).
-    - `open_request`: the number of the request whose rows are being published, 0 if there is none. A position that a pipeline
-      begins with has one only if the request was cut off: its events are published, and won't be repeated.
+    - `open_request`: the number of the request whose rows are being published, 0 if there is none. It is that of the first of
+      the position's `requests`; a position of an older version has none of these, as it can't continue a request.
     """
 
     snapshot_id: int
@@ -79,6 +80,8 @@ class Position:
     rekeyed: tuple[Rekeyed, ...] = ()
     last_rows: tuple[LastRow, ...] = ()
     """The last rows of some origins, as `server_uuid` sent them. One that isn't at the vclock's lsn says nothing about it."""
+    requests: Requests = NO_REQUESTS
+    """What the daemon was asked for and hasn't finished."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the record's value."""
@@ -115,6 +118,8 @@ class Position:
             ]
         if self.last_rows:
             value["last_rows"] = [row.to_json() for row in self.last_rows]
+        if self.requests != NO_REQUESTS:
+            value["requests"] = self.requests.to_json()
         return value
 
     @classmethod
@@ -141,4 +146,5 @@ class Position:
             doubtful=frozenset(map(bytes.fromhex, value.get("doubtful", ()))),
             rekeyed=tuple(Rekeyed(**{**one, "after": bytes.fromhex(one["after"])}) for one in rekeyed),
             last_rows=tuple(map(LastRow.from_json, value.get("last_rows", ()))),
+            requests=Requests.from_json(value.get("requests", {})),
         )

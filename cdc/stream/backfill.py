@@ -13,33 +13,37 @@ chunks a space is
     renamed     the events go to another topic, which must get all rows: the space starts again at its first key
     rekeyed     as renamed: `t` and all rows under their new keys have been published (cdc.stream.rekeying)
 
-After a restart, the daemon doesn't publish the request's events again, but it does publish the stream's again. With at-least-once
-delivery, events are visible before they are committed, so other events would then reuse the seqs of the request's events.
-Therefore the checkpoint records that a request is open before the request's first row is made.
+The open requests, and how far the first one has come, are a part of the position. So a pipeline that begins at a checkpoint
+continues where that checkpoint was written, whatever ended the one before it: each row is published once. With at-least-once
+delivery, events are visible before they are committed, and the daemon publishes a request's events after the checkpoint again,
+under other seqs. Therefore the checkpoint records that a request has begun before the request's first row is made.
 
-The request takes the next snapshot number and stores it in the position, so no two requests or snapshots have the same number.
-The position still rests on the previous snapshot, which stays complete: a restart during the request forgets the request. But
-consumers may take a snapshot's rows as one unit, and mustn't wait for this one's end for ever. So the next connection begins with
-the record ABORTED (`abort`), before the stream or before a snapshot's STARTED, whatever cut the request off: the end of the
-connection, of the process, or of the machine.
+A request takes the next snapshot number and stores it in the position, so no two requests or snapshots have the same number.
+The position still rests on the previous snapshot, which stays complete. A snapshot that is taken meanwhile ends the request with
+the record ABORTED (`abort`), as consumers may take a snapshot's rows as one unit; after it, the request begins again, with
+another number.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from cdc.errors import EncodingError, RequestError, SchemaError, WiderRowError
+from cdc.errors import ConfigurationError, EncodingError, RequestError, SchemaError, WiderRowError
 from cdc.events import topics
 from cdc.events.envelope import SpaceCount, SpaceEvents, snapshot_record
-from cdc.images.overlay import Images
+from cdc.events.row_encoder import RowEncoder
+from cdc.events.row_filter import RowFilter
 from cdc.positions.position import Position
+from cdc.positions.requests import Request
 from cdc.protocol.codec import tuple_values
 from cdc.protocol.constants import Type
-from cdc.stream.batch import BatchBuilder
+from cdc.schema.forms import SpaceForm
+from cdc.schema.keys import space_prefix
 from cdc.stream.event_context import EventContext
+from cdc.stream.notifier import PROGRESS_US
 from cdc.stream.row_errors import SNAPSHOT, stored_body
 from cdc.stream.spaces import Spaces
 
@@ -47,123 +51,226 @@ CHUNK_ROWS: Final = 2_000
 CHUNK_BYTES: Final = 1024 * 1024
 """Maximum rows and bytes of one chunk; a single row may exceed the bytes. Live events wait no longer than one chunk takes."""
 
-_NAMES_SHOWN: Final = 20
+IsWanted = Callable[[Sequence[Any]], bool]
+"""Function that says whether a row, given as its values, is to be published. Raises RequestError."""
 
 
 class Chunk(NamedTuple):
-    """Result of `write_rows`: the last key shown, the number of rows shown, and whether no more rows follow."""
+    """Result of `write_rows`: the last key seen, the numbers of rows shown and seen, and whether no more rows follow."""
 
     after: bytes
     row_count: int
+    seen_count: int
     is_last: bool
 
 
 class Backfill:
-    """Progress of one request in one pipeline."""
+    """Publisher of the open requests' rows, in one pipeline."""
 
-    def __init__(self, names: Iterable[str], *, starts_alone: bool = False) -> None:
-        """If `starts_alone`, the first chunk has no rows, and must be durable before the next one is made."""
-        self.names = tuple(dict.fromkeys(names))
-        """Names of the requested spaces."""
-        self._starts_alone = starts_alone
-        self._waiting: deque[int] = deque()
-        self._counts: list[SpaceCount] = []
-        self._after = b""
-        # Topic and primary key of the rows that were shown last.
-        self._shown: tuple[str, object] | None = None
-        self._space_rows = 0
-        self.snapshot_id = 0
-        """The request's number; 0 before its first chunk."""
-        self.row_count = 0
-        """Number of rows shown so far."""
-        self.is_complete = False
-        """Whether all rows have been shown."""
+    def __init__(self, context: EventContext) -> None:
+        self._context = context
+        # Compiled filters by space; each with the form and the expression that it was made of.
+        self._filters: dict[int, tuple[SpaceForm, str, IsWanted]] = {}
+        # When progress was notified last.
+        self._notified_us = 0
+        self.failure: str | None = None
+        """Why the last call of `advance` ended the request before its last row; None if it didn't."""
 
-    def advance(
-        self,
-        position: Position,
-        now_us: int,
-        context: EventContext,
-    ) -> Position:
-        """Put the next chunk into the batch; return the position with the request's number.
+    def advance(self, position: Position, now_us: int, *, starts_alone: bool = False) -> Position:
+        """Put the next chunk of the first request into the batch; return the position after it.
 
-        At `position`, neither a transaction nor a snapshot may be open. The first chunk raises RequestError if one of the spaces
-        isn't published or has no images; the pipeline remains usable then. Raises EncodingError for a row that can't be
-        encoded, if such rows aren't set aside. Also raises KeysChangedError and ConfigurationError.
+        At `position`, a request is open, and neither a transaction nor a snapshot is. With `starts_alone`, the first chunk has no
+        rows, and must be durable before the next one is made. A request that can't be continued ends with ABORTED. Raises
+        EncodingError for a row that can't be encoded, if such rows aren't set aside. Also raises KeysChangedError and
+        ConfigurationError.
         """
-        spaces, builder, images = context.spaces, context.builder, context.images
-        if images is None:
-            raise RequestError(
-                "the daemon keeps no rows that it could publish again", 'Set state.images = "full" and start it again.'
-            )
-        if not self.snapshot_id:
-            self._waiting = deque(self._admitted(spaces, images))
+        context, spaces = self._context, self._context.spaces
         spaces.publish_schema_changes(position, now_us, None)
         position = replace(position, schema_version=spaces.schema.schema_version)
-        if not self.snapshot_id:
-            position = self._begin(position, now_us, builder)
-            if self._starts_alone:
+        request, self.failure = position.requests.current, None
+        assert request is not None
+        if context.images is None:
+            self.failure = "the daemon keeps no rows any more that it could publish again"
+            return end(position, now_us, context, self.failure)
+        if not request.snapshot_id:
+            position = self._begin(position, request, now_us)
+            if starts_alone:
                 return position
-        vclock = context.envelope.vclock(position.vclock)
-        bytes_max = builder.byte_count + CHUNK_BYTES
-        rows_left = CHUNK_ROWS
-        while self._waiting and rows_left > 0 and builder.byte_count < bytes_max:
-            space = _space(spaces, self._waiting[0])
-            if space is None:
-                self._next_space()
-                continue
-            shown = space.topic, space.form.primary_key
-            if shown != self._shown:
-                self._after, self._shown, self._space_rows = b"", shown, 0
-            pieces = context.envelope.snapshot_pieces(space, self.snapshot_id, vclock, now_us)
-            chunk = write_rows(context, space, self._after, pieces, rows_max=rows_left, bytes_max=bytes_max)
-            self._after = chunk.after
-            self._space_rows += chunk.row_count
-            self.row_count += chunk.row_count
-            rows_left -= chunk.row_count
-            if chunk.is_last:
-                self._counts.append(SpaceCount(space.form.name, space.form.space_id, self._space_rows, 0))
-                self._next_space()
-        position = replace(position, seq=builder.seq)
-        if not self._waiting:
-            self.is_complete = True
-            assert position.snapshot is not None
-            position = replace(position, snapshot=replace(position.snapshot, open_request=0))
-            completed = snapshot_record("COMPLETED", position, now_us, self._counts, number=self.snapshot_id)
-            builder.control(topics.SNAPSHOT, *completed)
-        return position
+        try:
+            position = self._chunk(position, now_us)
+        except RequestError as error:
+            self.failure = str(error)
+            return end(replace(position, seq=context.builder.seq), now_us, context, self.failure)
+        return self._complete(position, now_us)
 
-    def _admitted(self, spaces: Spaces, images: Images) -> Iterator[int]:
-        published = {form.name: form for form in spaces.published_forms()}
-        for name in self.names:
-            form = published.get(name)
-            if form is None:
-                shown = ", ".join(sorted(published)[:_NAMES_SHOWN]) + (", …" if len(published) > _NAMES_SHOWN else "")
-                raise RequestError(f"no space {name!r} is published", f"Published are: {shown or 'none'}.")
-            if _space(spaces, form.space_id) is None:
-                reason = images.spaces_without_images.get(name, "it is just being made")
-                raise RequestError(f"space {name!r} has no images to be shown again: {reason}", "Name only spaces that have.")
-            yield form.space_id
-
-    def _begin(self, position: Position, now_us: int, builder: BatchBuilder) -> Position:
+    def _begin(self, position: Position, request: Request, now_us: int) -> Position:
         position = next_request(position)
         assert position.snapshot is not None
-        self.snapshot_id = position.snapshot.snapshot_id
-        position = replace(position, snapshot=replace(position.snapshot, open_request=self.snapshot_id))
-        builder.control(topics.SNAPSHOT, *snapshot_record("STARTED", position, now_us))
+        number = position.snapshot.snapshot_id
+        request = replace(request, snapshot_id=number)
+        position = replace(
+            position,
+            snapshot=replace(position.snapshot, open_request=number),
+            requests=position.requests.with_current(request),
+        )
+        self._context.builder.control(topics.SNAPSHOT, *snapshot_record("STARTED", position, now_us))
+        self._context.notifier.request(request, "STARTED", now_us, self._names(request))
         return position
 
-    def _next_space(self) -> None:
-        self._waiting.popleft()
-        self._after, self._shown, self._space_rows = b"", None, 0
+    def _chunk(self, position: Position, now_us: int) -> Position:
+        context, builder = self._context, self._context.builder
+        vclock = context.envelope.vclock(position.vclock)
+        bytes_max, rows_left = builder.byte_count + CHUNK_BYTES, CHUNK_ROWS
+        request = position.requests.current
+        assert request is not None
+        while request.space_ids and rows_left > 0 and builder.byte_count < bytes_max:
+            space_id = request.space_ids[0]
+            space = published_space(context.spaces, space_id)
+            if space is None:
+                request = _next_space(request)
+                continue
+            shown = zlib.crc32(repr((space.topic, space.form.primary_key)).encode())
+            if shown != request.shown:
+                request = replace(request, after=b"", shown=shown, row_count=0)
+                self._notify(request, space.form, now_us, None)
+            assert context.images is not None
+            prefix = space_prefix(context.images.number(space_id))
+            pieces = context.envelope.snapshot_pieces(space, request.snapshot_id, vclock, now_us)
+            chunk = write_rows(
+                context,
+                space,
+                prefix + request.after if request.after else b"",
+                pieces,
+                rows_max=rows_left,
+                bytes_max=bytes_max,
+                is_wanted=self._is_wanted(request, space.form),
+            )
+            rows_left -= chunk.seen_count
+            request = replace(request, after=chunk.after[len(prefix) :], row_count=request.row_count + chunk.row_count)
+            if chunk.is_last:
+                context.notifier.request(
+                    request,
+                    "TABLE_SCAN_COMPLETED",
+                    now_us,
+                    self._names(request),
+                    scanned_collection=context.notifier.collection(space.form.name),
+                    total_rows_scanned=str(request.row_count),
+                    status="SUCCEEDED",
+                )
+                request = _next_space(replace(request, counts=(*request.counts, (space_id, request.row_count))))
+            else:
+                self._notify(request, space.form, now_us, chunk.after)
+        return replace(position, seq=builder.seq, requests=position.requests.with_current(request))
+
+    def _complete(self, position: Position, now_us: int) -> Position:
+        """If all rows of the first request have been shown, write COMPLETED, and remove the request from the position."""
+        request, state = position.requests.current, position.snapshot
+        assert request is not None
+        assert state is not None
+        if request.space_ids:
+            return position
+        names = {form.space_id: form.name for form in self._context.spaces.published_forms()}
+        counts = [SpaceCount(names[space_id], space_id, rows, 0) for space_id, rows in request.counts if space_id in names]
+        position = replace(position, snapshot=replace(state, open_request=0), requests=position.requests.without_current())
+        record = snapshot_record("COMPLETED", position, now_us, counts, number=request.snapshot_id)
+        self._context.builder.control(topics.SNAPSHOT, *record)
+        done = [count.space for count in counts]
+        self._context.notifier.request(request, "COMPLETED", now_us, done, total_rows_scanned=str(request.all_rows))
+        return position
+
+    def _notify(self, request: Request, form: SpaceForm, now_us: int, last: bytes | None) -> None:
+        """Tell that rows of this space are being published: at its beginning, without a `last` key, and then now and then."""
+        context = self._context
+        if not context.notifier.is_on or (last is not None and now_us < self._notified_us + PROGRESS_US):
+            return
+        self._notified_us = now_us
+        data = {"current_collection_in_progress": context.notifier.collection(form.name)}
+        if last is not None:
+            data["total_rows_scanned"] = str(request.row_count)
+            data |= _key_shown(context, form, last)
+        context.notifier.request(request, "IN_PROGRESS", now_us, self._names(request), **data)
+
+    def _names(self, request: Request) -> list[str]:
+        return names_of(self._context.spaces, (*(space_id for space_id, _ in request.counts), *request.space_ids))
+
+    def _is_wanted(self, request: Request, form: SpaceForm) -> IsWanted | None:
+        expression = dict(request.filters).get(form.space_id)
+        if expression is None:
+            return None
+        known = self._filters.get(form.space_id)
+        if known is None or known[:2] != (form, expression):
+            known = self._filters[form.space_id] = form, expression, new_filter(self._context, form, expression)
+        return known[2]
 
 
-def abort(position: Position, now_us: int, builder: BatchBuilder) -> Position:
-    """Record that the open request was cut off: its rows so far are valid, and no others follow. Return the position after it."""
-    state = position.snapshot
+def new_filter(context: EventContext, form: SpaceForm, expression: str) -> IsWanted:
+    """Compile the filter of a request. Raises RequestError.
+
+    Whoever may send signals needn't be one who may see the masked columns, and could guess their values by asking for rows. So
+    filters of requests read only what is published as it is.
+    """
+    try:
+        found = RowFilter(expression, form, "the filter of a request")
+    except ConfigurationError as error:
+        raise RequestError(error.message, error.hint) from error
+    plan = context.envelope.columns.plan(form)
+    masked = [form.field_name(place) for place in sorted(found.places) if plan is not None and plan.treatment(place) is not None]
+    if masked:
+        raise RequestError(
+            f"the filter of a request reads {masked[0]!r}, which [columns] leaves out or masks", "Read other columns."
+        )
+
+    def is_wanted(values: Sequence[Any]) -> bool:
+        try:
+            return found(values)
+        except EncodingError as error:
+            raise RequestError(error.message, "Change the filter so that it holds or doesn't hold for each row.") from error
+
+    return is_wanted
+
+
+def end(position: Position, now_us: int, context: EventContext, reason: str) -> Position:
+    """End the first request before all its rows are published: its rows so far are valid. Return the position after it."""
+    request = position.requests.current
+    assert request is not None
+    if request.snapshot_id:
+        position = abort(position, now_us, context)
+    context.notifier.request(
+        request, "ABORTED", now_us, names_of(context.spaces, request.space_ids), reason=reason, status="ABORTED"
+    )
+    return replace(position, requests=position.requests.without_current())
+
+
+def abort(position: Position, now_us: int, context: EventContext) -> Position:
+    """Record that the open request was cut off: its rows so far are valid, and no others follow under its number.
+
+    Return the position after that, in which the request has yet to begin.
+    """
+    state, request = position.snapshot, position.requests.current
     assert state is not None
-    builder.control(topics.SNAPSHOT, *snapshot_record("ABORTED", position, now_us, (), number=state.open_request))
+    context.builder.control(topics.SNAPSHOT, *snapshot_record("ABORTED", position, now_us, (), number=state.open_request))
+    if request is not None and request.snapshot_id == state.open_request:
+        position = replace(position, requests=position.requests.with_current(request.from_the_beginning()))
     return replace(position, snapshot=replace(state, open_request=0))
+
+
+def _key_shown(context: EventContext, form: SpaceForm, key: bytes) -> dict[str, str]:
+    """Return the last row's key for a notification; nothing if it can't be shown as JSON."""
+    assert context.images is not None
+    tuple_ = context.images.current(key)
+    try:
+        return {"last_processed_key": RowEncoder(form).key_of(tuple_values(tuple_)).decode()} if tuple_ is not None else {}
+    except (EncodingError, SchemaError):
+        return {}
+
+
+def _next_space(request: Request) -> Request:
+    return replace(request, space_ids=request.space_ids[1:], after=b"", shown=0, row_count=0)
+
+
+def names_of(spaces: Spaces, space_ids: Sequence[int]) -> list[str]:
+    """Return the names of spaces, without those that are gone."""
+    return [name for space_id in space_ids if (name := spaces.schema.name(space_id)) is not None]
 
 
 def next_request(position: Position) -> Position:
@@ -183,23 +290,25 @@ def write_rows(
     *,
     rows_max: int,
     bytes_max: int,
+    is_wanted: IsWanted | None = None,
 ) -> Chunk:
     """Put rows of a space into the batch, in the order of their keys, beginning after the key `after`.
 
-    Stops after `rows_max` rows, or once the batch holds `bytes_max` bytes. Raises the errors of `Refusals.refuse`.
+    Stops after `rows_max` rows, or once the batch holds `bytes_max` bytes. Raises the errors of `Refusals.refuse`, and those of
+    `is_wanted`.
     """
-    shown, images, builder = 0, context.images, context.builder
+    shown, count, images, builder = 0, 0, context.images, context.builder
     assert images is not None, "without images there are no rows to publish again"
     for count, (key, tuple_) in enumerate(images.scan(space.form.space_id, after), 1):
-        after = key
-        shown += _row(context, space, tuple_, pieces)
+        after, values = key, tuple_values(tuple_)
+        if is_wanted is None or is_wanted(values):
+            shown += _row(context, space, tuple_, values, pieces)
         if count >= rows_max or builder.byte_count >= bytes_max:
-            return Chunk(after, shown, is_last=False)
-    return Chunk(after, shown, is_last=True)
+            return Chunk(after, shown, count, is_last=False)
+    return Chunk(after, shown, count, is_last=True)
 
 
-def _row(context: EventContext, space: SpaceEvents, tuple_: bytes, pieces: tuple[bytes, bytes]) -> bool:
-    values = tuple_values(tuple_)
+def _row(context: EventContext, space: SpaceEvents, tuple_: bytes, values: list[Any], pieces: tuple[bytes, bytes]) -> bool:
     try:
         key, row = space.key_of(values), space.rows[len(values)](values)
     except (EncodingError, SchemaError) as error:
@@ -210,7 +319,7 @@ def _row(context: EventContext, space: SpaceEvents, tuple_: bytes, pieces: tuple
         wider = context.spaces.widen(space.form, error.width)
         if space.form.space_id in context.spaces.encoders:
             context.spaces.encoders.put(space.form.space_id, wider, is_synchronous=space.form.is_sync)
-        return _row(context, wider, tuple_, pieces)
+        return _row(context, wider, tuple_, values, pieces)
     builder, (before, after) = context.builder, pieces
     builder.seq += 1
     value = b"".join((space.openings.snapshot, row, before, context.envelope.number(builder.seq), after))
@@ -231,7 +340,7 @@ def encoder_of(spaces: Spaces, space_id: int) -> SpaceEvents | None:
     return space
 
 
-def _space(spaces: Spaces, space_id: int) -> SpaceEvents | None:
+def published_space(spaces: Spaces, space_id: int) -> SpaceEvents | None:
     """Return the encoder as `encoder_of` does; None also if the space's rows aren't kept."""
     space = encoder_of(spaces, space_id)
     return space if space_id in spaces.image_changes else None

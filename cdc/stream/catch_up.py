@@ -99,7 +99,7 @@ class CatchUp:
         batch = self.take_batch()
         self._builder.restart(until.seq)
         self._spaces.schema.schema_version = until.schema_version
-        self._events.base = replace(self._events.base, snapshot=until.snapshot, rekeyed=until.rekeyed)
+        self._events.base = replace(self._events.base, snapshot=until.snapshot, rekeyed=until.rekeyed, requests=until.requests)
         # The configuration may publish other spaces than before, and Kafka's checkpoint has to record that.
         self._spaces.schema.touch_all()
         self.is_over = True

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from cdc.events.envelope import Envelope
 from cdc.images.overlay import Images
 from cdc.stream.batch import BatchBuilder
+from cdc.stream.notifier import Notifier
 from cdc.stream.options import PipelineOptions
 from cdc.stream.row_errors import Refusals
 from cdc.stream.spaces import Spaces
@@ -23,3 +24,4 @@ class EventContext:
     images: Images | None
     """None if events contain no images."""
     refusals: Refusals
+    notifier: Notifier

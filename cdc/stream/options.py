@@ -8,7 +8,7 @@ from typing import Final, Literal
 from uuid import UUID
 
 from cdc.events.columns import ColumnRule, ColumnRules
-from cdc.events.topics import SpaceFilter, TopicNames
+from cdc.events.topics import NOTIFICATION, SpaceFilter, TopicNames
 from cdc.formats.options import JSON_FORMATS, FormatOptions
 from cdc.stream.transactions.transaction import Spool
 
@@ -38,8 +38,15 @@ class PipelineOptions:
     """Whether the log's own rows have the images."""
     snapshot_spaces: Sequence[str] = (".*",)
     """Patterns of the spaces whose rows the first snapshot publishes."""
+    optional_topics: frozenset[str] = frozenset()
+    """Those of the control topics that not every daemon has which this one has."""
     batch_bytes_max: int = 1024 * 1024
     """Target size of a batch, in bytes. The event that exceeds it ends the batch, within a transaction if need be."""
+
+    @property
+    def has_notifications(self) -> bool:
+        """Whether notifications of snapshots and requests are written."""
+        return NOTIFICATION in self.optional_topics
 
     def space_filter(self) -> SpaceFilter:
         """Return the filter that selects the published spaces, by id and name."""

@@ -15,7 +15,7 @@ events are published.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from cdc import __version__
@@ -28,17 +28,20 @@ from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Frames
 from cdc.schema.forms import SpaceForm, StoredSpace
 from cdc.schema.tracker import SchemaTracker
-from cdc.stream.backfill import Backfill
+from cdc.stream.backfill import Backfill, names_of
 from cdc.stream.batch import Batch, BatchBuilder
 from cdc.stream.boundaries import Boundaries
 from cdc.stream.catch_up import CatchUp
 from cdc.stream.compiled_stream import CompiledStream
 from cdc.stream.event_context import EventContext
 from cdc.stream.ledger import Ledger
+from cdc.stream.notifier import Notifier
 from cdc.stream.options import Surroundings
+from cdc.stream.orders import Received
 from cdc.stream.publication import Publication
 from cdc.stream.python_stream import PythonStream
 from cdc.stream.recognition import at_position, last_rows_of, noted
+from cdc.stream.requests import Outcome, RequestDesk
 from cdc.stream.row_errors import Refusals
 from cdc.stream.snapshot import Snapshot, SnapshotReading
 from cdc.stream.spaces import Spaces
@@ -70,11 +73,14 @@ class Pipeline:
             images.restore_doubtful(position.doubtful)
         envelope = new_envelope(__version__, options.prefix, options.formats)
         columns = envelope.columns = options.columns()
-        builder = BatchBuilder(surroundings.new_names(options.prefix), position.seq, options.batch_bytes_max)
+        names = surroundings.new_names(options.prefix)
+        names.reserve(options.optional_topics)
+        builder = BatchBuilder(names, position.seq, options.batch_bytes_max)
         schema = SchemaTracker(stored, position.schema_version, columns.mark)
         spaces = Spaces(surroundings, schema, envelope, builder, images)
         refusals = Refusals(options, spaces, builder, images, str(server_uuid))
-        context = EventContext(options, spaces, envelope, builder, images, refusals)
+        notifier = Notifier(builder, options.prefix, is_on=options.has_notifications)
+        context = EventContext(options, spaces, envelope, builder, images, refusals, notifier)
         base = replace(position, server_uuid=server_uuid, last_rows=last_rows_of(position, server_uuid))
         events = StreamEvents(base, context)
         self.images = images
@@ -94,6 +100,7 @@ class Pipeline:
         self._stream: PythonStream | CompiledStream = self._python
         if spaces.row_path is not None:
             self._stream = CompiledStream(spaces.row_path, self._python, self._limbo, context, events, self._boundaries)
+        self._backfill, self._desk = Backfill(context), RequestDesk(context)
         self._snapshot: Snapshot | None = None
         self._reading = SnapshotReading()
 
@@ -233,6 +240,7 @@ class Pipeline:
         for _ in self._snapshot.feed(frames, now_us):
             self._events.base = self._snapshot.position
             yield self._batch()
+        self._snapshot.tell()
         self._events.base = self._snapshot.position
         yield self._batch()
 
@@ -256,10 +264,26 @@ class Pipeline:
         self._snapshot = None
         yield self._batch()
 
-    def backfill(self, request: Backfill, now_us: int) -> Batch:
-        """Return the next chunk of the requested rows, between two calls of `feed`.
+    # Requests.
 
-        Raises the errors of `feed`, and RequestError.
+    def take_order(self, received: Received, now_us: int) -> tuple[Batch | None, Outcome]:
+        """Carry out an order, between two calls of `feed`; return a batch if that changed anything, and what became of it.
+
+        Raises the errors of `feed`.
         """
-        self._events.base = request.advance(self.position, now_us, self._context)
-        return self._batch()
+        before = self.position
+        self._events.base, outcome = self._desk.take(received, before, now_us)
+        return (self._batch() if self._events.base is not before else None), outcome
+
+    def backfill(self, now_us: int, *, starts_alone: bool = False) -> tuple[Batch, str | None]:
+        """Return the next chunk of the first open request's rows, between two calls of `feed`, and why that ended the request.
+
+        The reason is None if the request goes on, or if all its rows are published. If it `starts_alone`, the chunk with which a
+        request begins has no rows. Raises the errors of `feed`.
+        """
+        self._events.base = self._backfill.advance(self.position, now_us, starts_alone=starts_alone)
+        return self._batch(), self._backfill.failure
+
+    def names_of(self, space_ids: Sequence[int]) -> list[str]:
+        """Return the names of spaces, without those that are gone."""
+        return names_of(self._context.spaces, space_ids)

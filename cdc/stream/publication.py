@@ -16,7 +16,7 @@ from dataclasses import replace
 from cdc.errors import CdcError
 from cdc.positions.position import Rekeyed
 from cdc.stream import rekeying
-from cdc.stream.backfill import abort
+from cdc.stream.backfill import abort, names_of
 from cdc.stream.batch import Batch
 from cdc.stream.boundaries import Boundaries
 from cdc.stream.event_context import EventContext
@@ -36,11 +36,16 @@ class Publication:
 
     def resume(self) -> Iterator[Batch]:
         """Yield the batches of work that the previous connection left undone at this position."""
-        events = self._events
+        events, request = self._events, self._events.base.requests.current
         state = events.base.snapshot
         if state is not None and state.open_request:
-            events.base = abort(events.position, events.now_us, self._builder)
-            yield self._boundaries.take_batch()
+            if request is None or request.snapshot_id != state.open_request:
+                events.base = abort(events.position, events.now_us, self._context)
+            elif not events.base.requests.is_paused:
+                names = names_of(self._context.spaces, request.space_ids)
+                self._context.notifier.request(request, "RESUMED", events.now_us, names, total_rows_scanned=str(request.all_rows))
+            if self._builder.parts:
+                yield self._boundaries.take_batch()
         yield from self._publish_rekeyed()
 
     def publish(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:

@@ -34,6 +34,7 @@ from cdc.schema.tracker import TRACKED_SPACES
 from cdc.stream.backfill import abort
 from cdc.stream.event_context import EventContext
 from cdc.stream.row_errors import SNAPSHOT, stored_body
+from cdc.stream.snapshot_news import SnapshotNews
 
 SPACE_ID: Final = Key.SPACE_ID
 TUPLE: Final = Key.TUPLE
@@ -68,7 +69,7 @@ class Snapshot:
         """Without `publish`, only the schema is taken from the rows."""
         spaces, builder, images = context.spaces, context.builder, context.images
         if position.snapshot is not None and position.snapshot.open_request:
-            position = abort(position, now_us, builder)
+            position = abort(position, now_us, context)
         previous = position.snapshot
         self._id = previous.snapshot_id + 1 if previous is not None else 1
         self._images = images
@@ -120,6 +121,7 @@ class Snapshot:
         # Spaces of which consumers have only a part of the rows, because these were being published again.
         self._emptied: set[int] = set()
         builder.control(topics.SNAPSHOT, *snapshot_record("STARTED", self.position, now_us))
+        self._news = SnapshotNews(context, self._id, previous, now_us, is_silent=not publish)
         if images is not None and images.is_comparing:
             self._empty({rekeyed.space_id for rekeyed in position.rekeyed})
         spaces.encoders.clear()
@@ -264,6 +266,13 @@ class Snapshot:
             progress.extend(last)
         return run.at
 
+    def tell(self) -> None:
+        """Write notifications of the spaces that have begun or ended since the last call."""
+        if self._news.is_on and self._is_schema_complete:
+            forms = [form for form in self._spaces.published_forms() if not self._is_unchosen(form)]
+            names = {form.space_id: form.name for form in forms}
+            self._news.tell(self._counts, names, self._now_us, is_read=self._is_read)
+
     def _record_seen_keys(self) -> None:
         if self._images is not None and self._images.comparison is not None:
             self._images.comparison.see(self._seen)
@@ -341,6 +350,8 @@ class Snapshot:
             self.position, snapshot=state, seq=self._builder.seq, schema_version=self._spaces.schema.schema_version
         )
         self._builder.control(topics.SNAPSHOT, *snapshot_record("COMPLETED", self.position, now_us, counts))
+        self.tell()
+        self._news.complete(row_count, [count.space for count in counts], now_us)
         return self.position
 
     def _rows(self, rows: Iterable[tuple[Header, Body, bytes]]) -> Iterator[None]:

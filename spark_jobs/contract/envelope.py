@@ -27,6 +27,10 @@ from spark_jobs.contract import other_formats
 CONTROL_TOPICS: Final = ("transaction", "schema", "snapshot", "checkpoint", "heartbeat", "dlq")
 """Names that may follow the prefix in a topic without being a space."""
 
+OPTIONAL_TOPICS: Final = ("signal", "notification")
+"""Names of control topics that only some daemons have. Under other prefixes, spaces may have these names: what the schema topic
+names, or holds the owner's events, is a space."""
+
 ROWS: Final = ("before", "after", "patch", "upsert")
 """The members of an envelope that stay texts."""
 

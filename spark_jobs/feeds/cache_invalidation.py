@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract import control_topics, json_text
-from spark_jobs.contract.envelope import CONTROL, CONTROL_TOPICS, parse
+from spark_jobs.contract.envelope import CONTROL, CONTROL_TOPICS, OPTIONAL_TOPICS, parse
 from spark_jobs.contract.forms import Forms, Version
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
@@ -234,7 +234,8 @@ class InvalidationSink(Sink):
     def _check_topic(self) -> None:
         """Raise JobError if the invalidations would be written to one of the daemon's own topics, among its events."""
         owner = self._topics.known.owner
-        own = {*map(self._topics.control, CONTROL_TOPICS), *(() if owner is None else owner.topics)}
+        control = {f"{self._topics.prefix}.{name}" for name in (*CONTROL_TOPICS, *OPTIONAL_TOPICS)}
+        own = control if owner is None else control | owner.topics
         if self._topic in own:
             raise JobError(f"--to {self._address.shown}: {self._topic} is a topic of the daemon itself. Choose another one.")
 

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract import control_topics
-from spark_jobs.contract.envelope import CONTROL_TOPICS
+from spark_jobs.contract.envelope import CONTROL_TOPICS, OPTIONAL_TOPICS
 from spark_jobs.contract.kafka_client import Identity, KafkaClient
 from spark_jobs.contract.owner import Owner
 from spark_jobs.contract.source import Topics
@@ -94,7 +94,8 @@ class OwnTopics:
         """Return whether a topic is the owner's. Its `end` tells whether it has other records than before."""
         owner = self._topics.known.owner
         assert owner is not None
-        if owner.is_doubtful:
+        is_optional = topic.removeprefix(f"{self._topics.prefix}.") in OPTIONAL_TOPICS
+        if owner.is_doubtful and not is_optional:
             return True  # nobody knows; it isn't noted, because the schema topic may come later
         if topic in owner.topics:
             self._own.add(topic)
@@ -107,7 +108,7 @@ class OwnTopics:
                 # The record with the space's form is gone. The jobs that need the form say so.
                 self._own.add(topic)
                 return True
-            if names and topic not in self._looked_at:
+            if names and topic not in self._looked_at and not is_optional:
                 daemons = ", ".join(sorted(repr(name) for name in names if name)) or "no daemon"
                 print(
                     f"{job}: leaves out the topic {topic}: its events are those of {daemons}, and {self._schema} names no such"
@@ -190,7 +191,7 @@ def _lacking(topics: Topics, there: Collection[str]) -> str | None:
     """Return a sentence about a prefix or --spaces without any topic; None if the daemon has none yet."""
     beginning = f"{topics.prefix}."
     under = sorted(topic for topic in there if topic.startswith(beginning))
-    control = {topics.control(name) for name in CONTROL_TOPICS}
+    control = {f"{beginning}{name}" for name in (*CONTROL_TOPICS, *OPTIONAL_TOPICS)}
     spaces = [topic.removeprefix(beginning) for topic in under if topic not in control]
     if spaces:
         return f"--spaces {topics.spaces!r} selects none of the spaces with topics: {_some(spaces)}."

@@ -26,11 +26,40 @@ def test_it_names_the_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     asked: list[Any] = []
     monkeypatch.setattr("cdc.commands.snapshot.ask", lambda name, _, path, question: asked.append((name, path, question)))
     said: list[str] = []
-    snapshot(config(tmp_path, "full"), ["users", "orders"], said.append)
-    assert asked == [("shop", "/snapshot", {"spaces": ["users", "orders"]})]
-    assert "users, orders" in said[0]
+    snapshot(config(tmp_path, "full"), "execute", ["users", "orders"], said.append)
+    snapshot(config(tmp_path, "full"), "execute", ["users"], said.append, where="row.id > 7")
+    assert asked == [
+        ("shop", "/snapshot", {"spaces": ["users", "orders"]}),
+        ("shop", "/snapshot", {"spaces": ["users"], "where": "row.id > 7"}),
+    ]
+    assert "all rows of users, orders" in said[0]
+    assert "chosen rows of users" in said[1]
+
+
+def test_other_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr("cdc.commands.snapshot.ask", lambda _, __, path, question: asked.append((path, question)))
+    settings = config(tmp_path, "full")
+    for action, spaces in (("stop", ["users"]), ("stop", []), ("pause", []), ("resume", [])):
+        snapshot(settings, action, spaces, print)
+    assert asked == [
+        ("/snapshot/stop", {"spaces": ["users"]}),
+        ("/snapshot/stop", {}),
+        ("/snapshot/pause", {}),
+        ("/snapshot/resume", {}),
+    ]
+
+
+def test_what_makes_no_sense(tmp_path: Path) -> None:
+    settings = config(tmp_path, "full")
+    with pytest.raises(ConfigurationError, match="name the spaces"):
+        snapshot(settings, "execute", [], print)
+    with pytest.raises(ConfigurationError, match="--pause takes no spaces"):
+        snapshot(settings, "pause", ["users"], print)
+    with pytest.raises(ConfigurationError, match="--stop takes no --where"):
+        snapshot(settings, "stop", [], print, where="true")
 
 
 def test_without_a_store_there_are_no_rows_to_publish_again(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"state\.images.*snapshot\.mode"):
-        snapshot(config(tmp_path, "none"), ["users"], print)
+        snapshot(config(tmp_path, "none"), "execute", ["users"], print)

@@ -27,7 +27,7 @@ from cdc.errors import (
     SnapshotNeededError,
 )
 from cdc.log.output import complain
-from cdc.ops.backfill_queue import BackfillQueue
+from cdc.ops.request_queue import RequestQueue
 from cdc.protocol.failure import XlogGapError
 from cdc.schema.forms import SpaceForm
 from tests.daemon.test_rounds import Scripted
@@ -134,7 +134,7 @@ class Streams:
         monkeypatch.setattr(module, "Members", self._opened)
         monkeypatch.setattr(module, "_destination", _nowhere)
 
-    def _opened(self, context: RunContext, _: BackfillQueue) -> Scripted:
+    def _opened(self, context: RunContext, _: RequestQueue) -> Scripted:
         self.context = context
         return self.source
 

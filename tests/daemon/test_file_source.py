@@ -20,7 +20,7 @@ from cdc.daemon.file_source import Files, Replayer
 from cdc.daemon.start import known_before
 from cdc.errors import ConfigurationError, ForeignServerError, LogFileError, PositionError, SnapshotNeededError
 from cdc.kafka.publisher import Publisher
-from cdc.ops.backfill_queue import BackfillQueue
+from cdc.ops.request_queue import RequestQueue
 from cdc.ops.status import Status
 from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position, SnapshotState
@@ -248,7 +248,7 @@ def test_snapshot_from_before_what_only_a_snapshot_leads_over(taken: Taken, file
     parsed, checkpoint = configured(files, spaces={"exclude": ["vinyl"]}), at(330)
     known = known_before(parsed, checkpoint, None, forced="renamed")
     for lsn in (336, 335):
-        source = Files(RunContext(parsed, Status("replay"), threading.Event()), BackfillQueue(), directories=[files])
+        source = Files(RunContext(parsed, Status("replay"), threading.Event()), RequestQueue(), directories=[files])
         error = SnapshotNeededError("renamed")
         error.place = 1, lsn
         source.failed(error)
@@ -266,7 +266,7 @@ def test_snapshot_from_before_what_only_a_snapshot_leads_over(taken: Taken, file
 def test_what_a_snapshot_must_have_counts_only_where_it_was_asked_for(taken: Taken, files: Path) -> None:
     """A later one is taken for another reason, and has to lead on from the checkpoint alone."""
     parsed = configured(files, spaces={"exclude": ["vinyl"]})
-    source = Files(RunContext(parsed, Status("replay"), threading.Event()), BackfillQueue(), directories=[files])
+    source = Files(RunContext(parsed, Status("replay"), threading.Event()), RequestQueue(), directories=[files])
     error = SnapshotNeededError("renamed")
     error.place = 1, 336
     source.failed(error)
@@ -291,7 +291,7 @@ def test_what_is_good_before_damage_comes_out(taken: Taken, files: Path) -> None
 
 def test_it_waits_longer_and_longer_until_a_stream_has_begun(taken: Taken, files: Path) -> None:
     parsed, checkpoint = configured(files, spaces={"exclude": ["vinyl"]}), Checkpoint()
-    source = Files(RunContext(parsed, Status("replay"), threading.Event()), BackfillQueue(), directories=[files])
+    source = Files(RunContext(parsed, Status("replay"), threading.Event()), RequestQueue(), directories=[files])
 
     def open_and_read(*, has_end: bool) -> None:
         known = known_before(parsed, checkpoint, None)

@@ -23,12 +23,13 @@ from cdc.daemon.start import known_before
 from cdc.errors import CdcError, ConnectionLostError, ForeignServerError, OtherHistoryError, Remedy, ServerError
 from cdc.kafka.publisher import Publisher
 from cdc.local.ports import free_port
-from cdc.ops.backfill_queue import BackfillQueue
+from cdc.ops.request_queue import RequestQueue
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 from cdc.protocol.failure import LogDamagedError
 from cdc.store.writer import StateWriter
 from cdc.stream.commits.checkpoint import Checkpoint, Writer
+from cdc.stream.orders import Execute
 from cdc.upstream.selection import NobodyError
 from tests.daemon.test_ack_intervals import ServedMaster
 from tests.daemon.test_monitor import Listener, Serve, serving
@@ -52,7 +53,7 @@ class Scene:
         self.publisher._thread.start()
         self.writer = StateWriter(config.state.path / "images", "x", 0.0)
         self.checkpoint = Checkpoint()
-        self.status, self.requests, self.is_stopping = Status("x"), BackfillQueue(), threading.Event()
+        self.status, self.requests, self.is_stopping = Status("x"), RequestQueue(), threading.Event()
         self.members = Members(RunContext(config, self.status, self.is_stopping), self.requests)
         self.observations = Observations()
 
@@ -114,7 +115,7 @@ def test_rows_can_be_asked_for_while_the_stream_flows_and_not_after(scene: Scene
     following.start()
     wait_for("the stream", lambda: scene.status.state == "streaming")
     assert scene.requests.is_open
-    scene.requests.submit(["users"])
+    scene.requests.submit(Execute("a", ("users",), exact=True))
     wait_for("the rows once more", lambda: scene.topics().count("shop.users") == 4)
     served.write(1)
     wait_for("a change", lambda: scene.topics().count("shop.users") == 5)

@@ -25,7 +25,9 @@ from typing import Any
 from cdc.kafka.hanging import FILLER_KEY
 from tests.live.topics import Look, Place, Record, TopicReader
 
-_CONTROL = ("transaction", "schema", "snapshot", "checkpoint", "heartbeat", "dlq")
+_CONTROL = ("transaction", "schema", "snapshot", "checkpoint", "heartbeat", "dlq", "notification")
+_ORDERS = "signal"
+"""The topic that isn't the daemon's to write to: what it holds may be anything."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +127,7 @@ class Stream:
         """In each partition `seq` ascends; a key stays in its partition; a tombstone follows each delete at once."""
         partitions: dict[tuple[str, str], int] = {}
         for (topic, number), records in self.records.items():
-            if topic.rpartition(".")[2] in _CONTROL:
+            if topic.rpartition(".")[2] in (*_CONTROL, _ORDERS):
                 continue
             last, awaited = 0, None
             for record in records:
@@ -185,7 +187,7 @@ class Stream:
             interval_of.update(dict.fromkeys(range(last + 1, seq + 1), number))
             last = max(last, seq)
         for place, records in self.records.items():
-            if place[0].rpartition(".")[2] in _CONTROL:
+            if place[0].rpartition(".")[2] in (*_CONTROL, _ORDERS):
                 continue
             seen: set[int] = set()
             for group in _committed_together(records):
@@ -245,6 +247,8 @@ def parse(reader: TopicReader, look: Look | None = None, *, may_repeat: bool = F
         records = [record for record in reader.records[place] if record.offset < ends[place]]
         stream.records[place] = records
         name = topic.rpartition(".")[2]
+        if name == _ORDERS:
+            continue
         if name in _CONTROL:
             stream.control[name] += [json.loads(record.value) for record in records if record.value is not None]
             continue

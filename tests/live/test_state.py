@@ -129,7 +129,7 @@ def test_live_events_do_not_wait(scene: Scene) -> None:
 
 
 def test_killed_in_the_middle_of_a_request(scene: Scene) -> None:
-    """It is forgotten, and no snapshot is taken for it; the next request has a number of its own."""
+    """It goes on where it stopped, no snapshot is taken for it, and each row comes once; the next one has its own number."""
     scene.tarantool.eval(THINGS, 8000)
     scene.daemon.start()
     scene.catch_up()
@@ -138,15 +138,20 @@ def test_killed_in_the_middle_of_a_request(scene: Scene) -> None:
     scene.daemon.restart_killed()
     scene.daemon.wait_until_streaming()
     assert scene.daemon.wait_until_streaming()["snapshot_rows"] == 0
+    wait_until_shown(scene.daemon)
     assert command(scene.daemon, "snapshot", "things").returncode == 0
     wait_until_shown(scene.daemon)
     scene.tarantool.eval("box.space.things:insert{0}")
     scene.catch_up()
     assert scene.daemon.terminate() == 0
     stream = scene.check()
-    last = stream.control["snapshot"][-1]
-    assert (last["status"], last["spaces"][0]["rows"]) == ("COMPLETED", 8000)
-    assert shown(stream, last["snapshot_id"], "things") == list(range(1, 8001))
+    ends = [record for record in stream.control["snapshot"] if record["status"] != "STARTED"][1:]
+    assert [(end["snapshot_id"], end["status"], end["spaces"][0]["rows"]) for end in ends] == [
+        ("2", "COMPLETED", 8000),
+        ("3", "COMPLETED", 8000),
+    ]
+    for end in ends:
+        assert shown(stream, end["snapshot_id"], "things") == list(range(1, 8001))
 
 
 def test_snapshot_that_can_not_be_had(scene: Scene) -> None:

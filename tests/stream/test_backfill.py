@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,16 +12,19 @@ import pytest
 import structlog
 
 from cdc.errors import EncodingError, RequestError
-from cdc.ops.backfill_queue import BackfillQueue
+from cdc.ops.request_queue import RequestQueue
 from cdc.positions.position import Position, SnapshotState
+from cdc.positions.requests import NO_REQUESTS, Request, Requests, SignalPlace
 from cdc.positions.vclock import VClock
 from cdc.protocol.extensions import OpaqueExtension
 from cdc.stream import backfill
-from cdc.stream.backfill import Backfill
+from cdc.stream.orders import Execute, Order, Received
+from cdc.stream.requests import Outcome
 from cdc.upstream import start
 from cdc.upstream.start import Known
 from tests.fakes.pipelines import NOW_US
 from tests.fakes.shop import Sent, Shop, read
+from tests.live.waiting import wait_for
 
 
 @pytest.fixture(autouse=True)
@@ -35,20 +40,49 @@ class Asking(Shop):
         for number in range(3, 6):
             self.master.insert("users", number)
         self.follow()
-        self.request = Backfill(names or ["users"])
+        self.replica.flush()
+        self.names = names or ("users",)
+        self.is_asked = False
+
+    def give(self, order: Order) -> Outcome:
+        """Have an order carried out."""
+        batch, outcome = self.replica.pipeline.take_order(Received(order), NOW_US)
+        if batch is not None:
+            self.replica.submit(batch)
+            self.replica.commit()
+        return outcome
+
+    def ask(self, identity: str = "asked") -> None:
+        """Ask for the rows. Raises RequestError if that is refused."""
+        self.is_asked = True
+        outcome = self.give(Execute(identity, self.names, exact=True))
+        if outcome.refusal is not None:
+            raise outcome.refusal
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a request is open."""
+        return bool(self.replica.pipeline.position.requests.open)
 
     def chunk(self) -> list[Sent]:
         """What the next chunk publishes."""
-        self.replica.submit(self.replica.pipeline.backfill(self.request, NOW_US))
+        if not self.is_asked:
+            self.ask()
+        self.replica.submit(self.replica.pipeline.backfill(NOW_US)[0])
         self.replica.commit()
         return self.news()
 
     def rest(self) -> list[Sent]:
         """What the request publishes from here to its end."""
-        found: list[Sent] = []
-        while not self.request.is_complete:
+        found = self.chunk()
+        while self.is_open:
             found += self.chunk()
         return found
+
+    def crash(self) -> None:
+        """Kill the process, and begin again."""
+        self.replica.crash()
+        self.replica.connect()
 
     @property
     def snapshot_state(self) -> SnapshotState:
@@ -172,29 +206,82 @@ def test_before_the_first_row_of_the_stream() -> None:
 @pytest.mark.parametrize("flushes", [False, True])
 @pytest.mark.parametrize("changes", [False, True])
 def test_restart_in_the_middle(flushes: bool, changes: bool) -> None:
-    """The request is ended and forgotten, no snapshot is taken, and its number isn't given again."""
+    """The request goes on after the last row of the checkpoint, under its number, and no snapshot is taken."""
     shop = Asking()
     shop.replica.flush()
-    last = shop.chunk()[-1]
+    assert ids(shop.chunk()) == [1, 2]
     if changes:
         shop.master.insert("users", 6)
+        shop.master.delete("users", 3)
         shop.follow()
     if flushes:
         shop.replica.flush()
-    shop.replica.crash()
-    shop.replica.connect()
+    shop.crash()
     assert shop.replica.snapshot is None
     shop.master.insert("users", 7)
-    ended, *events = [one for one in shop.follow() if one.topic in ("shop.snapshot", "shop.users")]
-    assert ended.key == {"snapshot_id": "2"}
-    assert {name: ended.value[name] for name in ("status", "spaces")} == {"status": "ABORTED", "spaces": []}
-    assert ended.value["seq"] == last.source["seq"] + changes
-    assert [event.op for event in events] == ["c"]
+    assert [one.op for one in shop.follow() if one.topic in ("shop.snapshot", "shop.users") and one.value] == ["c"]
+    assert shop.snapshot_state.open_request == 2
+    *events, completed = shop.rest()
+    assert ids(events) == ([4, 5, 6, 7] if changes else [3, 4, 5, 7])
+    assert {event.source["snapshot_id"] for event in events} == {"2"}
+    assert (completed.key, completed.value["status"]) == ({"snapshot_id": "2"}, "COMPLETED")
+    assert completed.value["spaces"] == [{"space": "users", "space_id": 512, "rows": 6, "sweep_seq": 0}]
     assert shop.snapshot_state == SnapshotState(2, is_complete=True, row_count=2, request_count=1)
-    shop.request = Backfill(["users"])
-    sent = shop.rest()
-    assert ids(sent) == [1, 2, 3, 4, 5, *([6] if changes else []), 7]
-    assert sent[0].key == {"snapshot_id": "3"}
+
+
+def test_what_was_not_committed_is_made_again() -> None:
+    shop = Asking()
+    shop.chunk()
+    shop.replica.submit(shop.replica.pipeline.backfill(NOW_US)[0])
+    shop.crash()
+    assert ids(shop.rest()) == [3, 4, 5]
+
+
+def test_renamed_and_killed() -> None:
+    """The checkpoint's progress is that under the former topic."""
+    shop = Asking()
+    shop.chunk()
+    shop.master.rename("users", "people")
+    shop.follow()
+    shop.crash()
+    shop.follow()
+    *events, completed = shop.rest()
+    assert ids(events) == [1, 2, 3, 4, 5]
+    assert completed.value["spaces"][0]["rows"] == 5
+
+
+def test_requests_wait_for_each_other_through_a_kill() -> None:
+    shop = Asking()
+    shop.ask("first")
+    shop.ask("second")
+    shop.chunk()
+    shop.crash()
+    assert [request.id for request in shop.replica.pipeline.position.requests.open] == ["first", "second"]
+    assert ids(shop.rest()) == [3, 4, 5, 1, 2, 3, 4, 5]
+    shop.crash()
+    assert not shop.is_open
+
+
+def test_a_request_of_a_former_version_is_ended() -> None:
+    """That version's checkpoint says only that a request was open."""
+    shop = Asking()
+    shop.chunk()
+    events = shop.replica.pipeline._events
+    events.base = replace(events.base, requests=NO_REQUESTS)
+    shop.master.insert("users", 6)
+    shop.follow()
+    shop.crash()
+    (ended,) = [one for one in shop.follow() if one.topic == "shop.snapshot"]
+    assert (ended.key, ended.value["status"], ended.value["spaces"]) == ({"snapshot_id": "2"}, "ABORTED", [])
+    assert not shop.snapshot_state.open_request
+
+
+def test_a_record_of_the_checkpoint_has_all_of_a_request() -> None:
+    place = SignalPlace("id", 7, 8, 9)
+    request = Request("a", (512, 513), ((512, "row.id > 1"),), 3, b"\x01", 4, 5, ((511, 6),))
+    for requests in (Requests((request, Request("b", (7,))), is_paused=True, signals=place), NO_REQUESTS):
+        position = Position(requests=requests)
+        assert Position.from_json(json.loads(json.dumps(position.to_json()))).requests == requests
 
 
 def test_a_request_that_is_complete_is_not_ended_once_more() -> None:
@@ -207,8 +294,8 @@ def test_a_request_that_is_complete_is_not_ended_once_more() -> None:
     assert not [one for one in shop.follow() if one.topic == "shop.snapshot"]
 
 
-def test_a_request_is_ended_by_its_own_number_whatever_came_after_it() -> None:
-    """Another primary key takes the next number, and its rows are complete."""
+def test_a_request_keeps_its_own_number_whatever_came_after_it() -> None:
+    """Another primary key takes the next number, and its rows are complete; those of the request begin again."""
     shop = Asking()
     shop.chunk()
     for number in range(3, 6):
@@ -217,10 +304,11 @@ def test_a_request_is_ended_by_its_own_number_whatever_came_after_it() -> None:
     shop.follow()
     assert (shop.snapshot_state.snapshot_id, shop.snapshot_state.open_request) == (3, 2)
     shop.replica.flush()
-    shop.replica.crash()
-    shop.replica.connect()
-    (ended,) = [one for one in shop.follow() if one.topic == "shop.snapshot"]
-    assert (ended.key, ended.value["status"]) == ({"snapshot_id": "2"}, "ABORTED")
+    shop.crash()
+    assert not [one for one in shop.follow() if one.topic == "shop.snapshot"]
+    *events, completed = shop.rest()
+    assert ids(events) == [1, 2]
+    assert (completed.key, completed.value["status"]) == ({"snapshot_id": "2"}, "COMPLETED")
 
 
 def test_a_snapshot_after_requests_has_the_next_number() -> None:
@@ -233,7 +321,7 @@ def test_a_snapshot_after_requests_has_the_next_number() -> None:
 
 
 def test_a_request_that_was_cut_off_is_ended_before_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else nothing would end it: the stream begins with the snapshot's own state."""
+    """It begins again after the snapshot, under another number."""
     monkeypatch.setattr(backfill, "CHUNK_ROWS", 2)
     shop = Asking()
     shop.chunk()
@@ -245,6 +333,9 @@ def test_a_request_that_was_cut_off_is_ended_before_a_snapshot(monkeypatch: pyte
     said = [(one.key["snapshot_id"], one.value["status"]) for one in sent if one.topic == "shop.snapshot"]
     assert said == [("2", "ABORTED"), ("3", "STARTED"), ("3", "COMPLETED")]
     assert not shop.snapshot_state.open_request
+    started, *events, completed = shop.rest()
+    assert (started.value["status"], started.key, completed.key) == ("STARTED", {"snapshot_id": "4"}, {"snapshot_id": "4"})
+    assert ids(events) == [1, 2, 3, 4, 5]
 
 
 def test_store_that_lacks_a_snapshot_is_told_from_one_that_lacks_a_request() -> None:
@@ -273,8 +364,9 @@ def test_space_that_is_not_published(name: str) -> None:
 
 def test_without_images() -> None:
     shop = Shop()
-    with pytest.raises(RequestError, match="images"):
-        shop.replica.pipeline.backfill(Backfill(["users"]), NOW_US)
+    batch, outcome = shop.replica.pipeline.take_order(Received(Execute("a", ("users",), exact=True)), NOW_US)
+    assert batch is None
+    assert "state.images" in str(outcome.refusal)
 
 
 def test_space_that_is_not_kept() -> None:
@@ -307,122 +399,149 @@ def test_large_rows_make_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 # The queue.
 
 
-def test_one_after_another_and_again_on_the_next_connection() -> None:
-    shop, requests = Asking(), BackfillQueue()
-    errors: list[RequestError] = []
+class Queued(Asking):
+    """The same, with the queue of a daemon."""
 
-    def ask(*names: str) -> threading.Thread:
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.requests = RequestQueue()
+        self.errors: list[RequestError] = []
+
+    def order(self, order: Order) -> threading.Thread:
+        """Give an order as a thread of HTTP does."""
+
         def run() -> None:
             try:
-                requests.submit(names)
+                self.requests.submit(order)
             except RequestError as error:
-                errors.append(error)
+                self.errors.append(error)
 
-        waiting = (requests.to_json() or {"waiting": 0})["waiting"]
+        waiting = len(self.requests._waiting)
         thread = threading.Thread(target=run)
         thread.start()
-        while (requests.to_json() or {"waiting": 0})["waiting"] == waiting:
-            pass
+        wait_for("the order", lambda: len(self.requests._waiting) > waiting)
         return thread
 
-    def chunk(*, is_busy: bool = False, queued_bytes: int = 0) -> list[Sent]:
-        batch = requests.chunk(shop.replica.pipeline, NOW_US, queued_bytes=queued_bytes, is_busy=is_busy)
+    def turn(self, *, is_busy: bool = False, queued_bytes: int = 0, commits: bool = True) -> list[Sent]:
+        """What the next turn publishes."""
+        batch = self.requests.turn(self.replica.pipeline, NOW_US, queued_bytes=queued_bytes, is_busy=is_busy)
         if batch is not None:
-            shop.replica.submit(batch)
-            shop.replica.commit()
-            shop.replica.flush()
-        return shop.news()
+            self.replica.submit(batch)
+        if commits:
+            self.replica.commit()
+            self.replica.flush()
+            return self.news()
+        return list(map(read, batch.messages)) if batch is not None else []
 
-    assert requests.to_json() is None
-    threads = [ask("nobody"), ask("users"), ask("users", "users")]
-    assert chunk(queued_bytes=10_000_000) == []
-    assert ids(chunk()) == [1, 2]
+
+def execute(identity: str, *names: str) -> Execute:
+    return Execute(identity, names, exact=True)
+
+
+def test_one_after_another() -> None:
+    shop = Queued()
+    assert shop.requests.to_json() is None
+    threads = [shop.order(execute("a", "nobody")), shop.order(execute("b", "users")), shop.order(execute("c", "users"))]
+    assert shop.turn() == []
     threads[0].join(5)
-    assert len(errors) == 1
-    assert requests.to_json() == {"snapshot_id": "2", "spaces": ["users"], "rows": 2, "waiting": 1}
-    requests.restart()
-    assert [ids(chunk()) for _ in range(3)] == [[1, 2], [3, 4], [5]]
-    assert [ids(chunk()) for _ in range(4)] == [[1, 2], [3, 4], [5], []]
-    assert requests.to_json() is None
+    assert len(shop.errors) == 1
+    assert shop.turn() == []
+    assert ids(shop.turn()) == [1, 2], "orders and rows take turns"
+    assert shop.turn() == []
     for thread in threads:
+        assert shop.turn(queued_bytes=10_000_000) == []
         thread.join(5)
-    assert shop.snapshot_state.snapshot_id == 4
+    assert shop.requests.to_json() == {
+        "id": "b", "snapshot_id": "2", "spaces": ["users"], "rows": 2, "waiting": 1, "paused": False
+    }  # fmt: skip
+    assert [ids(shop.turn()) for _ in range(6)] == [[3, 4], [5], [1, 2], [3, 4], [5], []]
+    assert shop.requests.to_json() is None
+    assert not shop.requests.is_running
+    assert len(shop.errors) == 1
+
+
+def test_an_answer_waits_until_the_request_is_durable() -> None:
+    shop = Queued()
+    thread = shop.order(execute("a", "users"))
+    shop.turn(commits=False)
+    shop.turn(commits=False)
+    assert thread.is_alive()
+    shop.replica.commit()
+    shop.replica.flush()
+    shop.turn()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_an_order_that_kafka_has_thrown_away_is_carried_out_on_the_next_connection() -> None:
+    shop = Queued()
+    thread = shop.order(execute("a", "users"))
+    shop.turn(commits=False)
+    shop.crash()
+    shop.requests.restart()
+    assert not shop.is_open
+    assert [ids(shop.turn()) for _ in range(4)] == [[], [1, 2], [3, 4], [5]]
+    thread.join(5)
+    assert not shop.errors
 
 
 def test_what_may_be_seen_before_it_is_committed_waits_until_the_checkpoint_knows_of_the_request() -> None:
-    shop, requests = Asking(), BackfillQueue(start_alone=True)
-    requests._current = Backfill(["users"], starts_alone=True)
-
-    def chunk() -> list[Sent] | None:
-        batch = requests.chunk(shop.replica.pipeline, NOW_US, queued_bytes=0, is_busy=False)
-        if batch is None:
-            return None
-        shop.replica.submit(batch)
-        return list(map(read, batch.messages))
-
-    started = chunk()
-    assert started is not None
+    shop = Queued()
+    shop.requests = RequestQueue(start_alone=True)
+    shop.ask()
+    started = shop.turn(commits=False)
     assert [sent.value["status"] for sent in started] == ["STARTED"]
-    assert (chunk(), requests.is_running) == (None, False)
+    assert (shop.turn(commits=False), shop.requests.is_running) == ([], False)
     shop.replica.commit()
     shop.replica.flush()
     assert shop.snapshot_state.open_request == 2
-    assert ids(chunk() or []) == [1, 2]
+    assert ids(shop.turn(commits=False)) == [1, 2]
     shop.replica.commit()
-    assert (requests.is_running, shop.snapshot_state.open_request) == (True, 2)
+    assert (shop.requests.is_running, shop.snapshot_state.open_request) == (True, 2)
     for _ in range(2):
-        chunk()
+        shop.turn(commits=False)
     shop.replica.commit()
-    assert (requests.is_running, shop.snapshot_state.open_request) == (False, 0)
+    assert (shop.requests.is_running, shop.snapshot_state.open_request) == (False, 0)
     assert shop.replica.topics.checkpoint().position == shop.replica.pipeline.position
 
 
 def test_what_kafka_throws_away_is_made_once_more() -> None:
     """All of a request was handed over, and the transaction that had it was aborted: nobody has seen a row."""
-    shop, requests = Asking(), BackfillQueue()
-    requests._current = Backfill(["users"])
+    shop = Queued()
+    shop.ask()
 
-    def chunks() -> list[int]:
-        made: list[int] = []
-        while True:
-            batch = requests.chunk(shop.replica.pipeline, NOW_US, queued_bytes=0, is_busy=False)
-            if batch is None:
-                return made
-            shop.replica.submit(batch)
-            made += ids(list(map(read, batch.messages)))
+    def turns() -> list[int]:
+        return [number for _ in range(5) for number in ids(shop.turn(commits=False))]
 
     with structlog.testing.capture_logs() as logs:
-        assert chunks() == [1, 2, 3, 4, 5]
-        assert (requests.to_json() or {})["rows"] == 5
-        assert not requests.is_running
-        assert not logs
-        requests.restart()
-        assert chunks() == [1, 2, 3, 4, 5]
+        assert turns() == [1, 2, 3, 4, 5]
+        assert not shop.requests.is_running
+        shop.crash()
+        shop.requests.restart()
+        assert turns() == [1, 2, 3, 4, 5]
         assert not logs
         shop.replica.commit()
         shop.replica.flush()
-        assert chunks() == []
+        assert turns() == []
     assert [(entry["event"], entry["rows"]) for entry in logs] == [("rows were published again", 5)]
-    assert requests.to_json() is None
+    assert shop.requests.to_json() is None
 
 
 def test_nobody_answers() -> None:
-    requests = BackfillQueue()
+    shop = Queued()
     with pytest.raises(RequestError, match="busy"):
-        requests.submit(["users"], 0.01)
-    shop = Asking()
-    assert requests.chunk(shop.replica.pipeline, NOW_US, queued_bytes=0, is_busy=False) is None
+        shop.requests.submit(execute("a", "users"), 0.01)
+    assert shop.turn() == []
+    assert not shop.is_open
 
 
 def test_gives_way_to_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    shop, requests = Asking(), BackfillQueue()
-    with pytest.raises(RequestError):
-        requests.submit(["nobody"], 0.0)
+    shop = Queued()
+    shop.ask()
     now = iter([100.0, 101.0, 102.9, 103.1, 103.2])
     # Not the clock of all modules: other threads read it, too.
-    monkeypatch.setattr("cdc.ops.backfill_queue.time", SimpleNamespace(monotonic=lambda: next(now)))
-    requests._current = Backfill(["users"])
-    made = [requests.chunk(shop.replica.pipeline, NOW_US, queued_bytes=0, is_busy=True) is not None for _ in range(3)]
+    monkeypatch.setattr("cdc.ops.request_queue.time", SimpleNamespace(monotonic=lambda: next(now)))
+    made = [bool(shop.turn(is_busy=True)) for _ in range(3)]
     assert made == [True, False, True]
 
 

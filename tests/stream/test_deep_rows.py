@@ -17,8 +17,8 @@ from cdc.positions.vclock import VClock
 from cdc.protocol.codec import tuple_values
 from cdc.protocol.constants import Flag, Type
 from cdc.schema.keys import space_prefix
-from cdc.stream.backfill import Backfill
 from cdc.stream.batch import Batch
+from cdc.stream.orders import Execute, Received
 from cdc.stream.pipeline import Pipeline
 from tests.fakes import wire
 from tests.fakes.master import Master
@@ -233,10 +233,11 @@ def test_rows_that_are_asked_for_again(depth: int) -> None:
     fed = Fed(has_images=True)
     kept = b"\x94\x0a\xa1x\x01" + deep(depth)
     fed.feed(packets([(Type.INSERT, body(USERS_ID, tuple=kept)), (Type.INSERT, body(USERS_ID, tuple=b"\x92\x0d\xa1w"))], 101))
-    request = Backfill(["users"])
-    sent: list[Sent] = []
-    while not request.is_complete:
-        sent += fed.taken([fed.target.backfill(request, NOW_US)])
+    asked, _ = fed.target.take_order(Received(Execute("a", ("users",), exact=True)), NOW_US)
+    assert asked is not None
+    sent = fed.taken([asked])
+    while fed.target.position.requests.open:
+        sent += fed.taken([fed.target.backfill(NOW_US)[0]])
     letter, event = sent
     assert base64.b64decode(letter.value["body"]) == body(USERS_ID, tuple=kept)
     assert (event.op, event.key) == ("r", {"id": 13})

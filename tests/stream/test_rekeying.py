@@ -18,6 +18,7 @@ from cdc.positions.position import Position, Rekeyed
 from cdc.positions.vclock import VClock
 from cdc.stream import backfill, rekeying
 from cdc.stream.batch import Batch
+from cdc.stream.orders import Execute, Received
 from tests.fakes.consumer import Consumer
 from tests.fakes.lives import STEPS, go_a_step, work_in_transactions
 from tests.fakes.master import Master
@@ -427,14 +428,16 @@ def test_several_spaces_in_one_transaction(life: Rekeying) -> None:
 
 def test_a_request_for_rows_that_is_running(life: Rekeying) -> None:
     """It shows all rows under the keys that they have now, and events around them fit."""
-    request = backfill.Backfill(["things"])
-    life.replica.submit(life.replica.pipeline.backfill(request, 0))
+    asked, _ = life.replica.pipeline.take_order(Received(Execute("a", ("things",), exact=True)), 0)
+    assert asked is not None
+    life.replica.submit(asked)
+    life.replica.submit(life.replica.pipeline.backfill(0)[0])
     life.replica.commit()
     life.master.alter_key("things", BY_CODE)
     life.master.insert("things", *row(6))
     life.follow()
-    while not request.is_complete:
-        life.replica.submit(life.replica.pipeline.backfill(request, 0))
+    while life.replica.pipeline.position.requests.open:
+        life.replica.submit(life.replica.pipeline.backfill(0)[0])
     life.replica.commit()
     shown = ops(life.news())
     assert shown == codes(6, 5, 4, 3, 2, 1)

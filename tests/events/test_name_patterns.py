@@ -1,0 +1,84 @@
+"""Expressions for names: the same matches as Python's, in a bounded time."""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+
+import pytest
+
+from cdc.events.name_patterns import PATTERN_MAX, Budget, NamePattern, PatternError
+
+
+def matches(pattern: str, name: str) -> bool:
+    return NamePattern(pattern).matches(name, Budget())
+
+
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("orders", "orders"),
+        (".*", ""),
+        ("shop.orders", "shop.orders"),
+        ("^ord(er|na)s$", "ordnas"),
+        (r"shop\.[a-z_]+\d?", "shop.orders_7"),
+        (r"[^\d]+", "orders"),
+        (r"[]a-]+", "]-a"),
+        (r"(?:a|b)*c", "ababc"),
+        (r"\$a\$", "$a$"),
+        ("a+?b", "aab"),
+        ("имя", "имя"),
+    ],
+)
+def test_matches(pattern: str, name: str) -> None:
+    assert matches(pattern, name)
+    assert re.fullmatch(pattern, name)
+    assert matches(pattern, name + "\0") == bool(re.fullmatch(pattern, name + "\0"))
+
+
+def test_like_those_of_python(seed: int) -> None:
+    rng = random.Random(seed)
+    pieces = ["a", "b", ".", "[ab]", "[^a]", "(a|b)", "(ab)*", "a*", "b+", "a?", "(a|b*c)", "|", r"\w", r"\D"]
+    for _ in range(2_000):
+        pattern = "".join(rng.choices(pieces, k=rng.randint(1, 6)))
+        name = "".join(rng.choices("abc1", k=rng.randint(0, 6)))
+        assert matches(pattern, name) == bool(re.fullmatch(pattern, name)), (pattern, name)
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "(a|a)*b", "(.*.*.*)*x", "(a*)*b"])
+def test_what_takes_python_minutes(pattern: str) -> None:
+    began = time.process_time()
+    assert not matches(pattern, "a" * 200 + "!")
+    assert time.process_time() - began < 1
+
+
+def test_all_matches_of_a_request_have_one_limit() -> None:
+    budget = Budget()
+    pattern = NamePattern("(a|b|c|d|e|.)*" * 30)
+    with pytest.raises(PatternError, match="too long"):
+        any(not pattern.matches("a" * 30, budget) for _ in range(10_000))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(",
+        ")",
+        "[a",
+        "*",
+        "a**",
+        "a{2}",
+        "(?=a)",
+        r"\1",
+        "\\",
+        "[\\",
+        "(" * 200 + ")" * 200,
+        "a" * (PATTERN_MAX + 1),
+        "+",
+        "(?P<x>a)",
+    ],
+)
+def test_what_is_no_expression(pattern: str) -> None:
+    with pytest.raises(PatternError):
+        NamePattern(pattern)

@@ -1,0 +1,43 @@
+"""Orders over HTTP: which bodies are ones, and what they ask for."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cdc.ops.http_orders import PATHS, BodyError, order_in
+from cdc.stream.orders import Condition, Execute, Pause, Resume, Stop
+
+
+def of(path: str, body: Any) -> Any:
+    return order_in(path, body if isinstance(body, bytes) else json.dumps(body).encode())
+
+
+def test_orders() -> None:
+    order = of("/snapshot", {"spaces": ["users", "orders"], "where": "row.id > 7"})
+    assert isinstance(order, Execute)
+    assert (order.spaces, order.exact) == (("users", "orders"), True)
+    assert order.conditions == (Condition(None, "row.id > 7"),)
+    assert of("/snapshot", {"spaces": ["users"]}).conditions == ()
+    assert order.id != of("/snapshot", {"spaces": ["users"]}).id
+    stop = of("/snapshot/stop", {"spaces": ["users"]})
+    assert (type(stop), stop.spaces, stop.exact) == (Stop, ("users",), True)
+    assert of("/snapshot/stop", b"").spaces is None
+    assert of("/snapshot/stop", {}).spaces is None
+    assert isinstance(of("/snapshot/pause", {}), Pause)
+    assert isinstance(of("/snapshot/resume", b""), Resume)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("body", [b"{", b"[]", b"7", b"\xff", b"[" * 100_000, {"spaces": "users"}, {"spaces": [7]}, {"other": 1}])
+def test_what_is_no_order(path: str, body: Any) -> None:
+    with pytest.raises(BodyError, match="the body must be"):
+        of(path, body)
+
+
+@pytest.mark.parametrize("body", [{}, {"spaces": []}, {"spaces": ["users"], "where": 7}, {"spaces": ["users"], "where": ""}])
+def test_a_request_for_rows_names_spaces(body: Any) -> None:
+    with pytest.raises(BodyError, match='"where"'):
+        of("/snapshot", body)
