@@ -178,6 +178,7 @@ def _published(
                 yield Finding("spaces", str(error))
             published.append(form)
     yield from check_start.of_columns(options.columns(), published)
+    yield from check_start.of_filters(config, published)
     if existing is not None:
         yield from check_start.of_foreign_topics(config, wanted, existing, stored)
         admin = KafkaClients(config.name, config.kafka).admin()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from cdc.daemon import admission
 from cdc.daemon.admission import StateDirectoryLock, StateMissingError
 from cdc.daemon.given_numbers import other_kafka
 from cdc.daemon.known_topics import created_again
-from cdc.daemon.start import lost_forms_sentence
+from cdc.daemon.start import lost_forms_sentence, options_of
 from cdc.errors import CdcError, Remedy, StateError, StateLostError
 from cdc.events.columns import ColumnRules
 from cdc.events.topics import CHECKPOINT, DLQ, HEARTBEAT, SCHEMA, SNAPSHOT, TRANSACTION, SpaceFilter, TopicNames
@@ -43,6 +44,7 @@ from cdc.stream.commits import ownership
 from cdc.stream.commits.checkpoint import Checkpoint, fold
 from cdc.stream.commits.former_topics import spaces_by_topic
 from cdc.stream.reports import patterns
+from cdc.stream.snapshot_choice import SnapshotChoice
 from cdc.upstream import joining
 from cdc.upstream.identity import instance_uuid
 
@@ -110,6 +112,17 @@ def of_columns(rules: ColumnRules, published: Sequence[SpaceForm]) -> Iterator[F
     for form in published:
         yield from _failure("columns", functools.partial(rules.shown, form))
     yield from (Finding("columns", sentence, is_failure=False) for sentence in rules.without_effect(published))
+
+
+def of_filters(config: Config, published: Sequence[SpaceForm]) -> Iterator[Finding]:
+    """Yield findings about filters of the first snapshot that don't fit a published space, or match none."""
+    choice = SnapshotChoice(options_of(config), is_first=True)
+    for form in published:
+        yield from _failure("snapshot.filters", functools.partial(choice.filter_of, form))
+    for pattern in config.snapshot.filters:
+        if not any(re.fullmatch(pattern, form.name) for form in published):
+            sentence = f"{pattern!r} matches none of the published spaces"
+            yield Finding("snapshot.filters", sentence, is_failure=False)
 
 
 def of_joins(config: Config, ballots: Collection[Ballot]) -> Iterator[Finding]:

@@ -188,6 +188,9 @@ class SnapshotSection(Section):
     later only changed rows, if neither the stream nor the state store leads on, or if spaces are newly published."""
     spaces: list[Pattern] = Field(default=[".*"])
     """Regular expressions for the spaces whose rows the first snapshot publishes. Of the others only changes are published."""
+    filters: dict[Pattern, str] = Field(default={})
+    """By regular expressions for spaces: an expression (CEL) that chooses the rows which the first snapshot publishes, as in
+    `{"orders" = "row.status == 'open'"}`. Of the other rows only changes are published. The first pattern that matches counts."""
 
 
 class SpacesSection(Section):

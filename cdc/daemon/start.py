@@ -30,6 +30,7 @@ def options_of(config: Config) -> PipelineOptions:
         exclude=list(config.spaces.exclude),
         has_source_images=config.state.images == "source",
         snapshot_spaces=list(config.snapshot.spaces),
+        snapshot_filters=list(config.snapshot.filters.items()),
         optional_topics=config.kafka.optional_topics,
         tombstones=config.kafka.tombstones,
         transaction_topic=config.kafka.transaction_topic,

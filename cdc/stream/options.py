@@ -38,6 +38,8 @@ class PipelineOptions:
     """Whether the log's own rows have the images."""
     snapshot_spaces: Sequence[str] = (".*",)
     """Patterns of the spaces whose rows the first snapshot publishes."""
+    snapshot_filters: Sequence[tuple[str, str]] = ()
+    """Patterns of spaces of whose rows the first snapshot publishes only some, each with the expression that chooses them."""
     optional_topics: frozenset[str] = frozenset()
     """Those of the control topics that not every daemon has which this one has."""
     batch_bytes_max: int = 1024 * 1024

@@ -14,7 +14,6 @@ gone if its last event isn't after that seq.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -34,6 +33,7 @@ from cdc.schema.tracker import TRACKED_SPACES
 from cdc.stream.backfill import abort
 from cdc.stream.event_context import EventContext
 from cdc.stream.row_errors import SNAPSHOT, stored_body
+from cdc.stream.snapshot_choice import SnapshotChoice
 from cdc.stream.snapshot_news import SnapshotNews
 
 SPACE_ID: Final = Key.SPACE_ID
@@ -94,8 +94,7 @@ class Snapshot:
         self._refusals = context.refusals
         self._now_us = now_us
         self._publishes = publish
-        # Spaces of which the first snapshot publishes no rows.
-        self._chosen = [re.compile(pattern) for pattern in context.options.snapshot_spaces] if state.is_first else None
+        self._choice = SnapshotChoice(context.options, is_first=state.is_first)
         # By id: whether a space's rows aren't published.
         self._silent: dict[Any, bool] = {}
         self._vclock = context.envelope.vclock(position.vclock)
@@ -200,7 +199,9 @@ class Snapshot:
                 path.mark_handled(rows, at, stop)
                 if len(self._pieces) > known_count:
                     new = (space_id for space_id in self._pieces if not self._known.get(space_id, False))
-                    path.set_snapshot_spaces([(space_id, *self._pieces[space_id]) for space_id in new])
+                    path.set_snapshot_spaces(
+                        [(space_id, *self._pieces[space_id]) for space_id in new if space_id not in self._choice.filters]
+                    )
                 at = stop
 
     def _feed_comparing(self, path: native.CompiledRowPath, frames: CompiledFrames) -> Iterator[None]:
@@ -251,6 +252,8 @@ class Snapshot:
         pieces = self._pieces.get(space_id)
         if progress is None or space_id is None or pieces is None or self._known.get(space_id, False):
             return at
+        if space_id in self._choice.filters:
+            return at
         builder, images = self._builder, self._images
         assert images is not None
         path.set_snapshot_spaces([(space_id, *pieces)])
@@ -269,7 +272,7 @@ class Snapshot:
     def tell(self) -> None:
         """Write notifications of the spaces that have begun or ended since the last call."""
         if self._news.is_on and self._is_schema_complete:
-            forms = [form for form in self._spaces.published_forms() if not self._is_unchosen(form)]
+            forms = [form for form in self._spaces.published_forms() if not self._choice.leaves_out(form)]
             names = {form.space_id: form.name for form in forms}
             self._news.tell(self._counts, names, self._now_us, is_read=self._is_read)
 
@@ -342,7 +345,7 @@ class Snapshot:
                 sweep_seq if form.space_id in self._spaces.image_changes else self._begin_seq,
             )
             for form in forms
-            if not self._is_unchosen(form)
+            if not self._choice.leaves_out(form)
         ]
         row_count = sum(self._counts.get(form.space_id, 0) for form in forms)
         state = replace(self.position.snapshot, is_complete=True, is_silent=False, is_first=False, row_count=row_count)
@@ -374,6 +377,8 @@ class Snapshot:
                     counts[space_id] = counts.get(space_id, 0) + 1
                 elif not silent[space_id]:
                     tuple_ = body[TUPLE]
+                    if not self._choice.is_wanted(space_id, tuple_):
+                        continue
                     key = space.key_of(tuple_)
                     row = space.rows[len(tuple_)](tuple_)
                     counts[space_id] = counts.get(space_id, 0) + 1
@@ -407,6 +412,9 @@ class Snapshot:
             self._images.put(key, found)
             self._pieces[space.form.space_id] = _SILENT
             return
+        if not self._choice.is_wanted(space.form.space_id, tuple_):
+            self._images.put(key, found)
+            return
         opening, content = changes.put(key, before, found, tuple_)
         if before is None and not self._known.get(space.form.space_id, False):
             opening = space.openings.snapshot
@@ -431,14 +439,12 @@ class Snapshot:
             self._pieces[space_id] = pieces
         return pieces
 
-    def _is_unchosen(self, form: SpaceForm) -> bool:
-        """Return whether the configuration leaves a space's rows out of the first snapshot."""
-        return self._chosen is not None and not any(pattern.fullmatch(form.name) for pattern in self._chosen)
-
     def _record_whether_known(self, form: SpaceForm) -> None:
         """Note whether the images had a space's rows, before these are compared, and whether its rows are published."""
         images = self._images
-        self._silent[form.space_id] = not self._publishes or self._is_unchosen(form)
+        self._silent[form.space_id] = not self._publishes or self._choice.leaves_out(form)
+        if self._spaces.is_published(form):
+            self._choice.begin_space(form)
         if images is None or not self._spaces.is_published(form):
             return
         self._known[form.space_id] = self._is_base and images.is_kept(form.space_id) and form.space_id not in self._emptied

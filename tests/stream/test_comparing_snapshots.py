@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc import native
+from cdc.errors import ConfigurationError
 from cdc.images import comparison
 from cdc.images.overlay import Images
 from cdc.images.pending import PendingChanges
@@ -314,3 +315,44 @@ def test_without_images_rows_that_arent_wanted_are_passed_over(is_python: bool) 
     batches += target.feed_snapshot(decoder.feed(b"".join(users(*((number, 0) for number in range(100))))), NOW_US)
     batches += target.end_snapshot(NOW_US)
     assert sum(batch.event_count for batch in batches) == 0
+
+
+EVEN = [("us.*", "row.id % 2 == 0")]
+
+
+@pytest.mark.parametrize("is_python", [False, True])
+def test_of_rows_that_arent_chosen_only_changes_are_published(is_python: bool) -> None:
+    """All of them become images. The second snapshot is no first one, and publishes what has changed."""
+    side = Side(is_python=is_python, snapshot_filters=EVEN)
+    rows = [(number, 0) for number in range(50)]
+    side.snapshot(users(*rows), 300, is_whole=True)
+    assert numbers(side) == [("r", number) for number in range(0, 50, 2)]
+    assert len(side.store.rows) == 50
+    side.snapshot(users((0, 1), (1, 1), *rows[2:49], (77, 7)), 1 << 20, is_whole=True)
+    assert numbers(side)[25:] == [("u", 0), ("u", 1), ("c", 77), ("d", 49)]
+
+
+@pytest.mark.parametrize("is_python", [False, True])
+def test_chosen_rows_of_an_interrupted_first_snapshot(is_python: bool) -> None:
+    side = Side(is_python=is_python, snapshot_filters=EVEN)
+    rows = [(number, 0) for number in range(100)]
+    side.snapshot(users(*rows[:60]), 300, is_whole=False)
+    side.snapshot(users(*rows), 300, is_whole=True)
+    assert numbers(side) == [("r", number) for number in range(0, 100, 2)]
+    assert len(side.store.rows) == 100
+
+
+@pytest.mark.parametrize("is_python", [False, True])
+def test_without_images_rows_that_arent_chosen_are_passed_over(is_python: bool) -> None:
+    target = pipeline(version=(2, 11), snapshot_filters=EVEN)
+    decoder = FrameDecoder() if is_python else frame_decoder()
+    batches = [target.begin_snapshot(VClock({1: 100}), NOW_US)]
+    batches += target.feed_snapshot(decoder.feed(b"".join(users(*((number, 0) for number in range(100))))), NOW_US)
+    batches += target.end_snapshot(NOW_US)
+    assert sum(batch.event_count for batch in batches) == 50
+
+
+def test_a_filter_that_doesnt_fit_the_space_ends_the_snapshot() -> None:
+    side = Side(is_python=False, snapshot_filters=[("users", "row.nothing == 1")])
+    with pytest.raises(ConfigurationError, match=r"snapshot\.filters.*'nothing'"):
+        side.snapshot(users((1, 1)), 1 << 20, is_whole=True)
