@@ -144,8 +144,9 @@ class RequestQueue:
 
     def to_json(self) -> dict[str, Any] | None:
         """Return the first open request and the number of the others, for /status; None if there are none."""
-        requests, names = self._requests, self._names
-        waiting = sum(item.received.order is not None for item in list(self._waiting))
+        with self._changed:
+            requests, names = self._requests, self._names
+            waiting = sum(item.received.order is not None for item in self._waiting)
         current = requests.current
         if current is None and not waiting:
             return None

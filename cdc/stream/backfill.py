@@ -51,6 +51,9 @@ CHUNK_ROWS: Final = 2_000
 CHUNK_BYTES: Final = 1024 * 1024
 """Maximum rows and bytes of one chunk; a single row may exceed the bytes. Live events wait no longer than one chunk takes."""
 
+FILTERED_ROWS: Final = 200
+"""Maximum rows of a chunk from a space with a filter: somebody may send one that takes milliseconds for each row."""
+
 IsWanted = Callable[[Sequence[Any]], bool]
 """Function that says whether a row, given as its values, is to be published. Raises RequestError."""
 
@@ -136,6 +139,9 @@ class Backfill:
             assert context.images is not None
             prefix = space_prefix(context.images.number(space_id))
             pieces = context.envelope.snapshot_pieces(space, request.snapshot_id, vclock, now_us)
+            is_wanted = self._is_wanted(request, space.form)
+            if is_wanted is not None:
+                rows_left = min(rows_left, FILTERED_ROWS)
             chunk = write_rows(
                 context,
                 space,
@@ -143,7 +149,7 @@ class Backfill:
                 pieces,
                 rows_max=rows_left,
                 bytes_max=bytes_max,
-                is_wanted=self._is_wanted(request, space.form),
+                is_wanted=is_wanted,
             )
             rows_left -= chunk.seen_count
             request = replace(request, after=chunk.after[len(prefix) :], row_count=request.row_count + chunk.row_count)

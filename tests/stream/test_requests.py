@@ -315,6 +315,20 @@ def test_only_the_wanted_rows() -> None:
     assert [each for each in shop.run() if each[:2] == "r "] == [f"r users {n}" for n in (1, 2, 3)] + ["r orders 2", "r orders 3"]
 
 
+def test_rows_with_a_filter_come_in_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A filter that somebody sends may take long for each row, and the stream waits for a chunk."""
+    monkeypatch.setattr(backfill, "CHUNK_ROWS", 1000)
+    monkeypatch.setattr(backfill, "FILTERED_ROWS", 1)
+    shop = Signalled()
+    shop.news()
+    shop.signal(Execute("a", ("orders",), (Condition(None, "row.id != 2"),)))
+    chunks = []
+    while shop.replica.pipeline.position.requests.open:
+        shop.chunk()
+        chunks.append([each for each in shop.told() if each[:2] == "r "])
+    assert chunks == [["r orders 1"], [], ["r orders 3"], []]
+
+
 def test_a_filter_that_fails_for_a_row_ends_the_request_and_nothing_else() -> None:
     """With format.on_error = "fail", too."""
     shop = Signalled()

@@ -30,7 +30,7 @@ def other(kafka: KafkaServer, prefix: str) -> Daemon:
 def test_only_the_daemons_own_topics_and_events_count(
     spark: SparkSession, kafka: KafkaServer, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str], job: str
 ) -> None:
-    daemon.create_topics("users_archive", "old_users", "schema_migrations", "notes")
+    daemon.create_topics("users_archive", "old_users", "schema_migrations", "notes", "signal", "notification")
     own = [
         put("c", {"id": 1, "name": "a"}, number, space=space) for number, space in enumerate(("users", "schema_migrations"), 1)
     ]
@@ -38,6 +38,8 @@ def test_only_the_daemons_own_topics_and_events_count(
     # In a topic of its own there may be events of a daemon whose prefix and space make the same name.
     daemon.send(Message("shop.users", '{"id":1}', (own[0].value or "").replace('"name":"shop"', '"name":"sh"')))
     daemon.send(Message("shop.notes", "key", "of another program"))
+    # Control topics that only some daemons have.
+    daemon.send(Message("shop.signal", "shop", "{"), Message("shop.notification", '{"id":"1"}', '{"id":"1","type":"STARTED"}'))
     for prefix in (f"e{daemon.prefix}", f"{daemon.prefix}.eu", f"{daemon.prefix}-eu"):
         other(kafka, prefix)
     arguments = daemon.arguments(tmp_path)
@@ -46,6 +48,7 @@ def test_only_the_daemons_own_topics_and_events_count(
     eu = f"{daemon.prefix}.eu"
     assert f"{job}: leaves out the topic {eu}.users: its events are those of '{eu}', and " in said
     assert f"leaves out the topic {daemon.prefix}.notes: its events are those of no daemon" in said
+    assert not [name for name in ("signal", "notification") if f"{daemon.prefix}.{name}" in said]
     path = tmp_path / "tables" / ("_versions" if job == "history" else "")
     rows = spark.read.format("delta").load(str(path)).where("space not like '~%'").collect()
     assert {(row["space"], row["seq"]) for row in rows} == {("users", 1), ("schema_migrations", 2)}
