@@ -176,11 +176,13 @@ class Backfill:
         if request.space_ids:
             return position
         names = {form.space_id: form.name for form in self._context.spaces.published_forms()}
-        counts = [SpaceCount(names[space_id], space_id, rows, 0) for space_id, rows in request.counts if space_id in names]
+        # Consumers take a space that is named for one of which they have got all rows.
+        named = names.keys() - dict(request.filters).keys()
+        counts = [SpaceCount(names[space_id], space_id, rows, 0) for space_id, rows in request.counts if space_id in named]
         position = replace(position, snapshot=replace(state, open_request=0), requests=position.requests.without_current())
         record = snapshot_record("COMPLETED", position, now_us, counts, number=request.snapshot_id)
         self._context.builder.control(topics.SNAPSHOT, *record)
-        done = [count.space for count in counts]
+        done = names_of(self._context.spaces, [space_id for space_id, _ in request.counts])
         self._context.notifier.request(request, "COMPLETED", now_us, done, total_rows_scanned=str(request.all_rows))
         return position
 

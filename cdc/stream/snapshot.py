@@ -345,7 +345,9 @@ class Snapshot:
                 sweep_seq if form.space_id in self._spaces.image_changes else self._begin_seq,
             )
             for form in forms
+            # With images, consumers would take the rows of a named space for all that it has; without, they must sweep.
             if not self._choice.leaves_out(form)
+            and not (form.space_id in self._choice.filters and form.space_id in self._spaces.image_changes)
         ]
         row_count = sum(self._counts.get(form.space_id, 0) for form in forms)
         state = replace(self.position.snapshot, is_complete=True, is_silent=False, is_first=False, row_count=row_count)

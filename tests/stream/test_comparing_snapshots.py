@@ -328,6 +328,7 @@ def test_of_rows_that_arent_chosen_only_changes_are_published(is_python: bool) -
     side.snapshot(users(*rows), 300, is_whole=True)
     assert numbers(side) == [("r", number) for number in range(0, 50, 2)]
     assert len(side.store.rows) == 50
+    assert [space["space"] for space in records(side, "shop.snapshot")[-1]["spaces"]] == [], "all rows of a space that is named"
     side.snapshot(users((0, 1), (1, 1), *rows[2:49], (77, 7)), 1 << 20, is_whole=True)
     assert numbers(side)[25:] == [("u", 0), ("u", 1), ("c", 77), ("d", 49)]
 
