@@ -184,6 +184,7 @@ def _published(
         admin = KafkaClients(config.name, config.kafka).admin()
         yield from check_start.of_limits(config, topic_settings.read(admin, [topic for topic in wanted if topic in existing]))
         yield from check_start.of_missing_topics(config, wanted, existing)
+        yield from check_start.of_signal_topic(config, existing)
         yield from check_start.of_deleted_topics(config, wanted, existing, stored)
 
 

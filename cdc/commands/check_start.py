@@ -25,7 +25,7 @@ from cdc.daemon.known_topics import created_again
 from cdc.daemon.start import lost_forms_sentence, options_of
 from cdc.errors import CdcError, Remedy, StateError, StateLostError
 from cdc.events.columns import ColumnRules
-from cdc.events.topics import CHECKPOINT, DLQ, HEARTBEAT, SCHEMA, SNAPSHOT, TRANSACTION, SpaceFilter, TopicNames
+from cdc.events.topics import CHECKPOINT, DLQ, HEARTBEAT, SCHEMA, SIGNAL, SNAPSHOT, TRANSACTION, SpaceFilter, TopicNames
 from cdc.kafka import checkpoint_topic, topic_settings
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.foreign_topics import ForeignTopics
@@ -308,6 +308,18 @@ def of_missing_topics(config: Config, spaces: Sequence[str], existing: Collectio
             "kafka.create_topics",
             f"it is false, and {patterns.listed(missing)} {'is' if len(missing) == 1 else 'are'} missing. Create "
             f"{'it' if len(missing) == 1 else 'them'}, or set it to true.",
+        )
+
+
+def of_signal_topic(config: Config, existing: Mapping[str, int]) -> Iterator[Finding]:
+    """Yield a finding if signals could be in a partition that the daemon doesn't read, given the topics' partitions."""
+    topic = TopicNames(config.kafka.topic_prefix).control(SIGNAL)
+    count = existing.get(topic, 0)
+    if config.kafka.signal_topic and count > 1:
+        yield Finding(
+            topic,
+            f"it has {count} partitions, and the daemon reads only the first: delete it, and create it with one partition",
+            is_failure=False,
         )
 
 

@@ -273,7 +273,7 @@ class TopicAdmin:
         }
         if suffix == topics.CHECKPOINT:
             settings |= _CHECKPOINT_CONFIG
-        if suffix == topics.SIGNAL:
+        if suffix == topics.SIGNAL and self._is_control(topic):
             settings["max.message.bytes"] = _SIGNAL_BYTES_MAX
         if suffix in COMPACTED:
             settings["cleanup.policy"] = "compact"

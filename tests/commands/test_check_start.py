@@ -15,11 +15,14 @@ from cdc.commands.check_start import (
     of_cluster,
     of_columns,
     of_deleted_topics,
+    of_filters,
     of_kafka,
     of_limits,
     of_lost_forms,
+    of_missing_topics,
     of_patterns,
     of_settings,
+    of_signal_topic,
     of_state_path,
     runs_already,
 )
@@ -39,6 +42,7 @@ from cdc.store.numbers_file import NumbersFile
 from cdc.store.store import StateStore
 from cdc.stream.commits.checkpoint import Checkpoint, Sign, fold, owner_record, sign_record
 from tests.fakes.kafka import Cluster, clients
+from tests.fakes.shop import Shop
 
 SPACES = [(280, "_space"), (512, "users"), (513, "orders"), (514, "sessions")]
 
@@ -204,6 +208,29 @@ def test_a_store_that_verify_has_is_no_daemon_at_work(tmp_path: Path, monkeypatc
     assert str(found).startswith("state.path: FAILED: the state store ")
     assert f"is in use by `verify` of 'shop', process {os.getpid()}. Stop that one first." in found.sentence
     store.close()
+
+
+def test_topics_of_signals_and_notifications() -> None:
+    kafka = {"bootstrap_servers": "k:1", "topic_prefix": "shop", "create_topics": False}
+    on, off = (config(kafka={**kafka, "signal_topic": is_on, "notification_topic": is_on}) for is_on in (True, False))
+    there = ["shop.checkpoint", "shop.schema", "shop.snapshot", "shop.transaction"]
+    (missing,) = failures(of_missing_topics(on, [], there))
+    assert "shop.notification, shop.signal are missing" in missing
+    assert not failures(of_missing_topics(off, [], there))
+    (wrong,) = of_signal_topic(on, {"shop.signal": 3})
+    assert "has 3 partitions" in wrong.sentence
+    assert not [*of_signal_topic(on, {"shop.signal": 1}), *of_signal_topic(on, {}), *of_signal_topic(off, {"shop.signal": 3})]
+
+
+def test_filters_of_the_first_snapshot() -> None:
+    shop = Shop()
+    forms = shop.replica.pipeline.published_forms()
+    filters = {"users": "row.nothing > 1", "us.*": "row.id > 1", "nobody": "true"}
+    found = list(of_filters(config(snapshot={"filters": filters}), forms))
+    assert [finding.is_failure for finding in found] == [True, False]
+    assert "'nothing'" in found[0].sentence
+    assert "'nobody' matches none" in found[1].sentence
+    assert not list(of_filters(config(snapshot={"filters": {"us.*": "row.id > 1"}}), forms))
 
 
 def test_topics_that_were_deleted() -> None:

@@ -123,6 +123,16 @@ def test_control_topics_have_one_partition() -> None:
     assert cluster.partitions == {"shop.checkpoint": 1, "shop.schema": 1, "shop.things": 4}
 
 
+@pytest.mark.parametrize(("is_on", "count", "bytes_max"), [(True, 1, "1048576"), (False, 4, "33554432")])
+def test_a_topic_that_is_a_control_topic_of_some_daemons(is_on: bool, count: int, bytes_max: str) -> None:
+    """Of the others, it is that of a space."""
+    cluster = Cluster()
+    admin(cluster, signal_topic=is_on, notification_topic=is_on).ensure(["shop.signal", "shop.notification"])
+    assert cluster.partitions == {"shop.signal": count, "shop.notification": count}
+    ((signal, _),) = cluster.created
+    assert (signal.config or {})["max.message.bytes"] == bytes_max
+
+
 @pytest.mark.parametrize(
     ("code", "error"),
     [
