@@ -268,7 +268,9 @@ class RequestQueue:
         if is_signal and outcome.sentence:
             self.signals.taken += outcome.refusal is None
             self.signals.skipped += outcome.refusal is not None
-        if outcome.sentence and outcome.refusal is None:
+        if item.received.order is None and item.received.place is not None:
+            self._log.info("signals are obeyed from here on", offset=item.received.place.offset)
+        elif outcome.sentence and outcome.refusal is None:
             self._log.info(outcome.sentence, **outcome.about)
         elif is_signal and outcome.sentence:
             self._warn(outcome)

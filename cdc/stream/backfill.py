@@ -83,9 +83,8 @@ class Backfill:
         """Put the next chunk of the first request into the batch; return the position after it.
 
         At `position`, a request is open, and neither a transaction nor a snapshot is. With `starts_alone`, the first chunk has no
-        rows, and must be durable before the next one is made. A request that can't be continued ends with ABORTED. Raises
-        EncodingError for a row that can't be encoded, if such rows aren't set aside. Also raises KeysChangedError and
-        ConfigurationError.
+        rows, and must be durable before the next one is made. A request that can't be continued ends with ABORTED, for
+        instance if a row can't be encoded, and such rows aren't set aside. Raises KeysChangedError and ConfigurationError.
         """
         context, spaces = self._context, self._context.spaces
         spaces.publish_schema_changes(position, now_us, None)
@@ -101,7 +100,8 @@ class Backfill:
                 return position
         try:
             position = self._chunk(position, now_us)
-        except RequestError as error:
+        except (RequestError, EncodingError, SchemaError) as error:
+            # What ended the daemon would end it again at every start, as the request goes on then.
             self.failure = str(error)
             return end(replace(position, seq=context.builder.seq), now_us, context, self.failure)
         return self._complete(position, now_us)
@@ -151,7 +151,8 @@ class Backfill:
                 bytes_max=bytes_max,
                 is_wanted=is_wanted,
             )
-            rows_left -= chunk.seen_count
+            # Filters are compiled when their space begins, one in a chunk: that may take long, too.
+            rows_left = rows_left - chunk.seen_count if is_wanted is None else 0
             request = replace(request, after=chunk.after[len(prefix) :], row_count=request.row_count + chunk.row_count)
             if chunk.is_last:
                 context.notifier.request(

@@ -17,8 +17,9 @@ SIGNAL_BYTES_MAX: Final = 64 * 1024
 """Maximum size of a signal's value, in bytes."""
 ID_MAX: Final = 200
 _COLLECTIONS_MAX: Final = 1_000
-FILTER_MAX: Final = 4_000
+FILTER_MAX: Final = 1_000
 """Maximum length of a filter, in characters."""
+_MESSAGE_MAX: Final = 4_000
 _SHOWN: Final = 100
 
 
@@ -191,8 +192,9 @@ def _texts(data: dict[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _text(value: object, name: str) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= FILTER_MAX:
-        raise _MistakeError(f'"{name}" has {_shown(value)} in the place of a text of 1 to {FILTER_MAX} characters')
+    length_max = _MESSAGE_MAX if name == "message" else FILTER_MAX
+    if not isinstance(value, str) or not 0 < len(value) <= length_max:
+        raise _MistakeError(f'"{name}" has {_shown(value)} in the place of a text of 1 to {length_max} characters')
     return value
 
 

@@ -28,6 +28,8 @@ REQUESTS_MAX: Final = 16
 """Maximum number of open requests: all of them are a part of every checkpoint."""
 _NAMES_SHOWN: Final = 20
 _PATTERN_SHOWN: Final = 60
+_FILTERS_TRIED: Final = 8
+"""Number of filters that are compiled when a request arrives: to compile one takes milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,13 +142,18 @@ class RequestDesk:
     def _filters(
         self, conditions: Sequence[Condition], forms: Sequence[SpaceForm], *, exact: bool
     ) -> tuple[tuple[int, str], ...]:
-        """Return the filters by space id: the first of the conditions that concerns the space. Raises RequestError."""
+        """Return the filters by space id: the first of the conditions that concerns the space.
+
+        Raises RequestError, also if one of the first filters can't be used; if another one can't, its space ends the request.
+        """
         left = {form.space_id: form for form in forms}
         found: list[tuple[int, str]] = []
         for condition in conditions:
             concerns = (lambda _: True) if condition.spaces is None else self._selector([condition.spaces], exact=exact)
             for form in [form for form in left.values() if concerns(form.name)]:
-                new_filter(self._context, left.pop(form.space_id), condition.expression)
+                del left[form.space_id]
+                if len(found) < _FILTERS_TRIED:
+                    new_filter(self._context, form, condition.expression)
                 found.append((form.space_id, condition.expression))
         return tuple(found)
 

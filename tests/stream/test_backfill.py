@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import structlog
 
-from cdc.errors import EncodingError, RequestError
+from cdc.errors import RequestError
 from cdc.ops.request_queue import RequestQueue
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.requests import NO_REQUESTS, Request, Requests, SignalPlace
@@ -545,11 +545,14 @@ def test_gives_way_to_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     assert made == [True, False, True]
 
 
-def test_row_that_can_not_be_shown_stops_where_such_rows_do() -> None:
+def test_row_that_can_not_be_shown_ends_the_request_and_not_the_daemon() -> None:
+    """As the request goes on after a restart, the daemon would end again and again."""
     shop = Asking()
     images = shop.replica.pipeline.images
     assert images is not None
     ((key, _), *_) = images.scan(512)
     images.put(key, b"\x94\x01\xc0\xc0\xd4\x09x")
-    with pytest.raises(EncodingError):
-        shop.chunk()
+    *events, ended = shop.rest()
+    assert (events[1:], ended.value["status"]) == ([], "ABORTED")
+    shop.master.insert("users", 6)
+    assert shop.event().op == "c"

@@ -337,6 +337,26 @@ def test_rows_with_a_filter_come_in_small_chunks(monkeypatch: pytest.MonkeyPatch
     assert chunks == [["r orders 1"], [], ["r orders 3"], []]
 
 
+def test_a_filter_for_many_spaces_is_compiled_when_each_of_them_begins() -> None:
+    """It may be one that fits some of them only, and takes long to compile."""
+    shop = Signalled()
+    for number in range(12):
+        shop.master.create_space(f"more{number}", USERS if number < 11 else [{"name": "key", "type": "unsigned"}])
+        shop.master.insert(f"more{number}", 1)
+    shop.follow()
+    shop.news()
+    assert shop.signal(Execute("a", (".*",), (Condition(None, "row.id == 1"),))).refusal is None
+    chunk_count = 0
+    while shop.replica.pipeline.position.requests.open:
+        shop.chunk()
+        chunk_count += 1
+    assert chunk_count >= 13, "one in a chunk"
+    told = shop.told()
+    assert "r more10 1" in told
+    assert told[-1].startswith("a ABORTED")
+    assert "'id'" in told[-1]
+
+
 def test_a_filter_that_fails_for_a_row_ends_the_request_and_nothing_else() -> None:
     """With format.on_error = "fail", too."""
     shop = Signalled()
