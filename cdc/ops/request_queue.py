@@ -21,7 +21,7 @@ import structlog
 
 from cdc.errors import CdcError, RequestError
 from cdc.positions.position import Position
-from cdc.positions.requests import NO_REQUESTS, Request, Requests, SignalPlace
+from cdc.positions.requests import NO_REQUESTS, Request, SignalPlace
 from cdc.stream.backfill import CHUNK_BYTES
 from cdc.stream.batch import Batch
 from cdc.stream.orders import Order, Received
@@ -30,6 +30,8 @@ from cdc.stream.requests import Outcome
 
 WAITING_MAX: Final = 100
 """Maximum number of orders that wait for the daemon's thread. Further signals stay in Kafka, and HTTP requests are refused."""
+SUBMITTED_MAX: Final = 1_000
+"""Maximum number of orders that were carried out and aren't durable yet: each has a batch in the publisher's queue."""
 ANSWER_TIMEOUT_SECONDS: Final = 20.0
 QUEUED_BYTES_MAX: Final = CHUNK_BYTES
 """Queued bytes above which no chunk is made, because live events would have to wait behind all of them."""
@@ -166,7 +168,11 @@ class RequestQueue:
         """Whether there is something to be done now."""
         requests = self._requests
         has_rows = requests.current is not None and not requests.is_paused and not self._awaits_checkpoint
-        return self._is_ready and (has_rows or bool(self._waiting))
+        return self._is_ready and (has_rows or self._has_order)
+
+    @property
+    def _has_order(self) -> bool:
+        return bool(self._waiting) and len(self._submitted) < SUBMITTED_MAX
 
     def open(self) -> None:
         """Accept orders, because a stream is being followed."""
@@ -202,7 +208,7 @@ class RequestQueue:
         if is_busy and began < self._not_before:
             return None
         batch = None
-        if self._waiting and not (self._took_order and self._has_chunk(pipeline, queued_bytes)):
+        if self._has_order and not (self._took_order and self._has_chunk(pipeline, queued_bytes)):
             self._took_order, batch = True, self._take(pipeline, now_us)
         elif self._has_chunk(pipeline, queued_bytes):
             self._took_order, batch = False, self._chunk(pipeline, now_us)
@@ -213,7 +219,7 @@ class RequestQueue:
         return batch
 
     def _has_chunk(self, pipeline: Pipeline, queued_bytes: int) -> bool:
-        requests = pipeline.position.requests
+        requests = pipeline.requests
         current = requests.current
         self._awaits_checkpoint = (
             self._start_alone and current is not None and bool(current.snapshot_id) and not _has_begun(current, pipeline)
@@ -222,7 +228,7 @@ class RequestQueue:
         return is_due and queued_bytes <= QUEUED_BYTES_MAX
 
     def _chunk(self, pipeline: Pipeline, now_us: int) -> Batch:
-        before = pipeline.position.requests
+        before = pipeline.requests
         batch, failure = pipeline.backfill(now_us, starts_alone=self._start_alone)
         if len(batch.position.requests.open) < len(before.open):
             assert before.current is not None
@@ -288,12 +294,13 @@ class RequestQueue:
 
     def _show(self, pipeline: Pipeline) -> None:
         """Keep what other threads want to know of the position."""
-        requests: Requests = pipeline.position.requests
+        requests = pipeline.requests
         if requests is self._requests and self._is_known:
             return
-        current = requests.current
-        if current is not None:
-            self._names = pipeline.names_of((*(space_id for space_id, _ in current.counts), *current.space_ids))
+        current, shown = requests.current, self._requests.current
+        if current is not None and (shown is None or current.id != shown.id):
+            wanted = {*current.space_ids, *(space_id for space_id, _ in current.counts)}
+            self._names = [form.name for form in pipeline.published_forms() if form.space_id in wanted]
         with self._changed:
             self._requests, self._is_known = requests, True
             self._changed.notify_all()

@@ -15,7 +15,7 @@ events are published.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from cdc import __version__
@@ -24,11 +24,12 @@ from cdc.images.overlay import Images
 from cdc.positions.last_row import LastRow
 from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
+from cdc.positions.requests import Requests
 from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Frames
 from cdc.schema.forms import SpaceForm, StoredSpace
 from cdc.schema.tracker import SchemaTracker
-from cdc.stream.backfill import Backfill, names_of
+from cdc.stream.backfill import Backfill
 from cdc.stream.batch import Batch, BatchBuilder
 from cdc.stream.boundaries import Boundaries
 from cdc.stream.catch_up import CatchUp
@@ -266,6 +267,11 @@ class Pipeline:
 
     # Requests.
 
+    @property
+    def requests(self) -> Requests:
+        """The open requests, as `position` has them. The follower asks in each turn, and a position costs more."""
+        return self._events.base.requests
+
     def take_order(self, received: Received, now_us: int) -> tuple[Batch | None, Outcome]:
         """Carry out an order, between two calls of `feed`; return a batch if that changed anything, and what became of it.
 
@@ -283,7 +289,3 @@ class Pipeline:
         """
         self._events.base = self._backfill.advance(self.position, now_us, starts_alone=starts_alone)
         return self._batch(), self._backfill.failure
-
-    def names_of(self, space_ids: Sequence[int]) -> list[str]:
-        """Return the names of spaces, without those that are gone."""
-        return names_of(self._context.spaces, space_ids)

@@ -12,13 +12,13 @@ import pytest
 import structlog
 
 from cdc.errors import RequestError
-from cdc.ops.request_queue import RequestQueue
+from cdc.ops.request_queue import WAITING_MAX, RequestQueue
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.requests import NO_REQUESTS, Request, Requests, SignalPlace
 from cdc.positions.vclock import VClock
 from cdc.protocol.extensions import OpaqueExtension
 from cdc.stream import backfill
-from cdc.stream.orders import Execute, Order, Received
+from cdc.stream.orders import Execute, Log, Order, Received, Refused
 from cdc.stream.requests import Outcome
 from cdc.upstream import start
 from cdc.upstream.start import Known
@@ -525,6 +525,45 @@ def test_what_kafka_throws_away_is_made_once_more() -> None:
         assert turns() == []
     assert [(entry["event"], entry["rows"]) for entry in logs] == [("rows were published again", 5)]
     assert shop.requests.to_json() is None
+
+
+def test_orders_wait_while_kafka_commits_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.ops.request_queue.SUBMITTED_MAX", 3)
+    shop = Queued()
+    for number in range(1, 6):
+        assert shop.requests.offer(Received(Log(str(number), "x"), SignalPlace("topic", number, 0)), 0.0)
+    for _ in range(10):
+        shop.turn(commits=False)
+    signals = shop.replica.pipeline.requests.signals
+    assert signals is not None
+    assert (signals.offset, shop.requests.is_running) == (3, False)
+    shop.replica.commit()
+    shop.replica.flush()
+    for _ in range(3):
+        shop.turn()
+    assert shop.replica.pipeline.requests.signals == SignalPlace("topic", 5, 0)
+    assert shop.requests.signals.taken == 5
+
+
+def test_the_log_is_not_flooded() -> None:
+    shop = Queued()
+    with structlog.testing.capture_logs() as logs:
+        for number in range(1, 60):
+            assert shop.requests.offer(Received(Refused(str(number), "no"), SignalPlace("topic", number, 0)), 0.0)
+            shop.turn()
+        shop.turn()
+    assert 20 <= len(logs) <= 22
+    assert shop.requests.signals.to_json() == {"taken": 0, "skipped": 59, "error": None}
+
+
+def test_the_reader_waits_for_room() -> None:
+    requests = RequestQueue()
+    place = SignalPlace("topic", 1, 0)
+    assert all(requests.offer(Received(Log("a", "x"), place), 0.0) for _ in range(WAITING_MAX))
+    assert not requests.offer(Received(Log("a", "x"), place), 0.0)
+    assert requests.place(0.0) is None
+    with pytest.raises(RequestError, match="waiting already"):
+        requests.submit(execute("a", "users"))
 
 
 def test_nobody_answers() -> None:
