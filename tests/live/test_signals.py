@@ -141,6 +141,7 @@ def test_signals_while_the_daemon_is_killed(scene: Scene, seed: int, delivery: s
     assert len(set(rows["last"])) == 10
 
 
+@pytest.mark.soak
 def test_stopped_and_paused(scene: Scene) -> None:
     scene.tarantool.eval(FILL, ROWS)
     with_topics(scene)
