@@ -9,12 +9,13 @@ import pytest
 
 from cdc.config.columns import ColumnsRule
 from cdc.errors import ConfigurationError, RequestError
-from cdc.positions.requests import SignalPlace
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.requests import Request, Requests, SignalPlace
 from cdc.stream import backfill
 from cdc.stream.orders import Condition, Execute, Log, Order, Pause, Received, Refused, Resume, Stop
 from cdc.stream.requests import REQUESTS_MAX, Outcome
-from tests.fakes.pipelines import NOW_US
-from tests.fakes.shop import USERS, Sent, Shop
+from tests.fakes.pipelines import NOW_US, pipeline
+from tests.fakes.shop import USERS, Sent, Shop, read
 
 BOTH = frozenset({"signal", "notification"})
 
@@ -300,6 +301,22 @@ def test_killed_anywhere(seed: int) -> None:
         assert numbers.count(str(number)) == counts[order.spaces[0]], order
     seqs = [one.source["seq"] for one in told if one.op is not None]
     assert seqs == sorted(set(seqs))
+
+
+def test_without_images_any_more_a_request_ends() -> None:
+    """The configuration says so since the restart."""
+    request = Request("a", (512,), snapshot_id=2, counts=((513, 7),))
+    state = SnapshotState(2, is_complete=True, request_count=1, open_request=2)
+    position = Position(snapshot=state, requests=Requests((request, Request("b", (512,)))))
+    target = pipeline(position, optional_topics=BOTH)
+    batch, failure = target.backfill(NOW_US)
+    assert "keeps no rows" in str(failure)
+    assert [request.id for request in batch.position.requests.open] == ["b"]
+    assert batch.position.snapshot is not None
+    assert not batch.position.snapshot.open_request
+    sent = list(map(read, batch.messages))
+    assert [one.value["status"] for one in sent if one.topic == "shop.snapshot"] == ["ABORTED"]
+    assert [line(one) for one in sent if line(one)] == [f"a ABORTED {failure}"]
 
 
 # Filters.
