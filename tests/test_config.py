@@ -547,6 +547,38 @@ def test_rules_for_columns_that_cannot_be_meant(columns: dict[str, Any], says: s
     assert says in mistakes(columns=columns)
 
 
+@pytest.mark.parametrize(
+    ("routing", "says"),
+    [
+        ({"topic": "a b"}, "'a b' must be a topic's name behind the prefix"),
+        ({"topic": ""}, "must be a topic's name behind the prefix"),
+        ({"topic": "{1}"}, "{1} needs the pattern of a rule"),
+        ({"rules": [{"spaces": "a"}]}, "the rule for spaces = 'a' has no effect"),
+        ({"rules": [{"spaces": "(a)", "topic": "{2}"}]}, "{2} must be {space}, or the number of one of the 1 groups of '(a)'"),
+        ({"rules": [{"spaces": "(a)", "topic": "{table}"}]}, "{table} must be {space}, or the number"),
+        ({"rules": [{"spaces": "(", "topic": "a"}]}, "'(' is not a regular expression"),
+    ],
+)
+def test_rules_for_topics_that_cannot_be_meant(routing: dict[str, Any], says: str) -> None:
+    assert says in mistakes(routing=routing)
+
+
+@pytest.mark.parametrize("routing", [{"topic": "all"}, {"rules": [{"spaces": "a", "topic": "b"}]}])
+def test_topics_of_several_spaces_need_schemas_and_truncations_that_say_whose_they_are(routing: dict[str, Any]) -> None:
+    registered = {"key": "avro", "registry": {"url": "http://x:1"}}
+    assert 'set it to "topic_record" or "record"' in mistakes(routing=routing, format=registered)
+    assert 'format.envelope = "flat"' in mistakes(routing=routing, format={"envelope": "flat"})
+    for subject in ("record", "topic_record"):
+        parse(changed(routing=routing, format={**registered, "registry": {"url": "http://x:1", "subject": subject}}), "shop.toml")
+    parse(changed(routing={"topic": "v2.{space}"}, format=registered), "shop.toml")
+
+
+def test_settings_of_topics_that_nothing_could_be_written_to() -> None:
+    kafka = GOOD["kafka"] | {"min_insync_replicas": 2, "replication_factor": 3}
+    kafka["topics"] = [{"pattern": "a", "replication_factor": 1}]
+    assert "the entry for pattern = 'a': replication_factor = 1 is less than min_insync_replicas = 2" in mistakes(kafka=kafka)
+
+
 def test_the_salt_is_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = 'rules = [{ spaces = "users", hash = ["email"] }]'
     path = file_with(tmp_path, "[columns]", 'salt_file = "salt"', rules)

@@ -10,6 +10,7 @@ is at the checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from cdc.commands import check_start
@@ -21,6 +22,7 @@ from cdc.daemon.admission import StateDirectoryLock
 from cdc.daemon.start import formats_of, options_of, supposed_before
 from cdc.errors import CdcError, ConfigurationError, Remedy
 from cdc.events import topics
+from cdc.events.routes import check_routes
 from cdc.formats.names import check_names
 from cdc.kafka import checkpoint_topic, rights, topic_settings
 from cdc.kafka.clients import KafkaClients
@@ -158,27 +160,32 @@ def _published(
     Yield findings about spaces without a topic of their own, and about missing topics.
     """
     options = options_of(config)
-    is_published, published = options.space_filter(), []
+    is_published = options.space_filter()
     names = topics.TopicNames(config.kafka.topic_prefix)
     names.reserve(config.kafka.optional_topics)
     wanted = []
-    published = [form for form in schema.forms() if is_published(form.space_id, form.name) and form.is_replicated]
+    routes = options.routes()
+    published = [
+        replace(form, routing=routes.of(form.name))
+        for form in schema.forms()
+        if is_published(form.space_id, form.name) and form.is_replicated
+    ]
     try:
         check_names(published, formats_of(config))
+        check_routes(published)
     except ConfigurationError as error:
         yield Finding("spaces", str(error))
-    for form in schema.forms():
-        if is_published(form.space_id, form.name) and form.is_replicated:
-            try:
-                if config.state.images == "full":
-                    check_types(form)
-                wanted.append(names.of_space(form.space_id, form.name))
-                say(_published_space(form, wanted[-1], existing, creates=config.kafka.create_topics))
-            except ConfigurationError as error:
-                yield Finding("spaces", str(error))
-            published.append(form)
+    for form in published:
+        try:
+            if config.state.images == "full":
+                check_types(form)
+            wanted.append(names.of_space(form.space_id, form.name, form.routing))
+            say(_published_space(form, wanted[-1], existing, creates=config.kafka.create_topics))
+        except ConfigurationError as error:
+            yield Finding("spaces", str(error))
     yield from check_start.of_columns(options.columns(), published)
     yield from check_start.of_filters(config, published)
+    yield from (Finding("routing", sentence, is_failure=False) for sentence in routes.without_effect(published))
     if existing is not None:
         yield from check_start.of_foreign_topics(config, wanted, existing, stored)
         admin = KafkaClients(config.name, config.kafka).admin()

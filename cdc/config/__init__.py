@@ -31,6 +31,7 @@ from cdc.config.formats import FormatSection
 from cdc.config.member_uri import parts_of_uri
 from cdc.config.mistakes import former_key_message, mistake_message, place_shown, unknown_variable_error, wrong_toml
 from cdc.config.password_file import password_in
+from cdc.config.routing import RoutingSection, TopicSection, TopicSettings
 from cdc.config.section import Pattern, Section, address_of, check_listen
 from cdc.config.tap import TapSection
 from cdc.config.timeouts import Timeouts
@@ -263,6 +264,8 @@ class KafkaSection(Section):
     the name `notification` then."""
     create_topics: bool = True
     """Whether the daemon creates missing topics; if not, a missing topic is an error."""
+    topics: list[TopicSection] = Field(default=[])
+    """Other settings for some of the spaces' topics, one `[[kafka.topics]]` each (see below)."""
     properties: dict[str, str | int | float | bool] = Field(default={}, repr=False)
     """librdkafka's own settings. Their values are never shown, because some are secrets."""
 
@@ -288,6 +291,17 @@ class KafkaSection(Section):
         """`min_insync_replicas`, or its default for this `replication_factor`."""
         return self.min_insync_replicas or (2 if self.replication_factor > 2 else 1)
 
+    def topic_settings(self, suffix: str) -> TopicSettings:
+        """Return the settings for a space's topic, whose name behind the prefix is given."""
+        own = next((each for each in self.topics if re.fullmatch(each.pattern, suffix)), TopicSection(pattern=""))
+        replicas = own.replication_factor or self.replication_factor
+        return TopicSettings(
+            partitions=own.partitions or self.partitions,
+            replication_factor=replicas,
+            insync_replicas=self.min_insync_replicas or (2 if replicas > 2 else 1),
+            config=own.config,
+        )
+
     @model_validator(mode="after")
     def _replicas_can_be_in_sync(self) -> KafkaSection:
         if self.insync_replicas > self.replication_factor:
@@ -295,6 +309,13 @@ class KafkaSection(Section):
                 f"min_insync_replicas = {self.min_insync_replicas} is more than replication_factor = {self.replication_factor}: "
                 "nothing could ever be written"
             )
+        for own in self.topics:
+            replicas = own.replication_factor
+            if replicas is not None and self.min_insync_replicas is not None and self.min_insync_replicas > replicas:
+                raise ValueError(
+                    f"topics, the entry for pattern = {own.pattern!r}: replication_factor = {replicas} is less than "
+                    f"min_insync_replicas = {self.min_insync_replicas}: nothing could ever be written"
+                )
         return self
 
     @model_validator(mode="after")
@@ -387,6 +408,7 @@ class Config(BaseSettings):
     snapshot: SnapshotSection = SnapshotSection()
     spaces: SpacesSection = SpacesSection()
     columns: ColumnsSection = ColumnsSection()
+    routing: RoutingSection = RoutingSection()
     state: StateSection = StateSection()
     kafka: KafkaSection
     format: FormatSection = FormatSection()
@@ -410,6 +432,11 @@ class Config(BaseSettings):
                 'format.envelope = "flat" needs state.images = "full": without images, the daemon knows how an UPDATE changes a '
                 "row, but not the row"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _shared_topics_can_be_read(self) -> Config:
+        self.routing.check_format(self.format)
         return self
 
     @classmethod

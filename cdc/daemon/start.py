@@ -38,6 +38,8 @@ def options_of(config: Config) -> PipelineOptions:
         on_image_error=config.format.on_image_error,
         formats=formats_of(config),
         column_rules=config.columns.rules,
+        topic_template=config.routing.topic,
+        routing_rules=config.routing.rules,
         salt=config.columns.secret(),
         transaction_bytes_max=config.source.transaction_bytes_max,
     )
@@ -185,4 +187,5 @@ def doubts_about_spaces(config: Config, checkpoint: Checkpoint) -> list[str]:
     include, exclude = list(config.spaces.include), list(config.spaces.exclude)
     is_default = "include" not in config.spaces.model_fields_set
     found = list(patterns.doubts(include, exclude, checkpoint.spaces.values(), is_default=is_default))
-    return [*found, *options_of(config).columns().without_effect(checkpoint.published_forms())]
+    options, forms = options_of(config), checkpoint.published_forms()
+    return [*found, *options.columns().without_effect(forms), *options.routes().without_effect(forms)]

@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -96,7 +96,7 @@ class Daemon:
         # Once this process has been admitted.
         self._given: GivenNumbers | None = None
         # The topics that the earlier publishers know to exist.
-        self._topics_seen: Mapping[str, str | None] = {}
+        self._topics_seen: Mapping[str, Sequence[str]] = {}
         self._writer: StateWriter | None = None
         self._checkpoint = Checkpoint()
         self._directory_lock: StateDirectoryLock | None = None

@@ -20,12 +20,13 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 from cdc.events.columns import NO_COLUMN_RULES, ColumnPlan, ColumnRules, plan_of
 from cdc.events.json_values import encode
 from cdc.events.row_encoder import Encode, RowEncoder
+from cdc.events.topics import routed_suffix
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Body
 from cdc.protocol.constants import Key, Type
 from cdc.schema.fitting import Fitting
-from cdc.schema.forms import ChangeKind, SchemaChange, SpaceForm
+from cdc.schema.forms import SHARED_NAME, SPACE, ChangeKind, SchemaChange, SpaceForm
 
 OPEN_CREATE: Final = b'{"op":"c","before":null,"after":'
 OPEN_UPDATE: Final = b'{"op":"u","before":null,"after":'
@@ -257,7 +258,7 @@ class Envelope:
         if shown is not form:
             found = replace(found, is_compiled=found.row_plan is None, columns=plan_of(shown))
         if self._keys is None:
-            return found
+            return found if not form.routing.shared_as else _with_name(found, form.routing.shared_as)
         keys = self._keys(form, topic)
         return replace(found, key=keys.key, key_of=keys.key_of, key_plan=keys.plan)
 
@@ -341,6 +342,8 @@ class Envelope:
         table: dict[str, Any] = {"type": change.kind.value, "id": f'"{form.name}"'}
         if change.previous_name is not None:
             table["previousId"] = f'"{change.previous_name}"'
+        if form.routing.topic != SPACE:
+            table["topic"] = routed_suffix(form.name, form.routing)
         table["table"] = None if change.kind is ChangeKind.DROP else _table(table_of(form))
         value = (
             b"{"
@@ -354,6 +357,21 @@ class Envelope:
         if change.kind is ChangeKind.DROP:
             key["dropped"] = True
         return encode(key), value
+
+
+def _with_name(found: SpacePieces, name: str) -> SpacePieces:
+    """Return a form's pieces with the space's name in front of each key, in JSON."""
+    key, key_of, beginning = found.key, found.key_of, b"{%b," % shared_name(name)
+    return replace(
+        found,
+        key=lambda values: beginning + key(values)[1:],
+        key_of=lambda tuple_: beginning + key_of(tuple_)[1:],
+    )
+
+
+def shared_name(name: str) -> bytes:
+    """Return the field that says in a key in JSON whose it is, without the braces."""
+    return b"%b:%b" % (encode(SHARED_NAME), encode(name))
 
 
 def _times(now_us: int) -> dict[str, int]:

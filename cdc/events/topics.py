@@ -1,18 +1,19 @@
-"""Names of topics: one topic per space, and the control topics.
+"""Names of topics: one topic per space unless rules say otherwise (cdc.events.routes), and the control topics.
 
 Kafka allows the characters `[A-Za-z0-9._-]`, and at most 249 of them. Every other character of a space's name becomes `_`. If
-two spaces would get the same topic, or a space would get a control topic's name, their events would be mixed, so such a space
-is refused.
+two spaces would get the same topic and no rule says so, or a space would get a control topic's name, their events would be mixed,
+so such a space is refused. So are two topics whose names differ only in dots and underscores, as Kafka refuses the second one.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from typing import Final
+from typing import Final, NamedTuple
 
 from cdc.errors import ConfigurationError
 from cdc.protocol.system_spaces import SYSTEM_SPACE_MAX
+from cdc.schema.forms import PLAIN_ROUTING, SPACE, Routing, SpaceForm
 
 TRANSACTION: Final = "transaction"
 SCHEMA: Final = "schema"
@@ -29,6 +30,11 @@ OPTIONAL: Final = frozenset({SIGNAL, NOTIFICATION})
 
 _NAME_MAX: Final = 249
 _FOREIGN: Final = re.compile(r"[^A-Za-z0-9._-]")
+_OTHER_TOPIC: Final = (
+    "Give one of them another topic (topic in a rule of [[routing.rules]]; a rule whose topic lacks {space} gives both the same "
+    "one, with keys that name the space), or leave one out with spaces.exclude. Renaming it helps only for rows written after "
+    "the renaming: earlier rows in the log are read under the old name."
+)
 
 
 def suffix_of(space: str) -> str:
@@ -36,46 +42,86 @@ def suffix_of(space: str) -> str:
     return _FOREIGN.sub("_", space)
 
 
+def routed_suffix(space: str, routing: Routing) -> str:
+    """Return the name of the topic of a space's events without the prefix."""
+    return routing.topic.replace(SPACE, suffix_of(space))
+
+
+class _Taken(NamedTuple):
+    """A topic, with the names of its spaces by their ids, and whether rules let further spaces have it."""
+
+    topic: str
+    spaces: dict[int, str]
+    is_shared: bool
+
+
 class TopicNames:
-    """Assignment of topics to spaces, which never gives two spaces the same topic."""
+    """Assignment of topics to spaces, which gives two spaces the same topic only if rules say so."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
-        self._space_by_topic: dict[str, int] = {}
-        self._taken = CONTROL
+        self._reserved = CONTROL
+        # By name, without the difference that Kafka doesn't make.
+        self._taken: dict[str, _Taken] = {}
 
     def reserve(self, optional: Collection[str]) -> None:
         """Give these names, which are in OPTIONAL, to no space."""
-        self._taken = CONTROL | frozenset(optional)
+        self._reserved = CONTROL | frozenset(optional)
 
     def control(self, name: str) -> str:
         """Return the control topic `<prefix>.<name>`; `name` must be in CONTROL or OPTIONAL."""
         assert name in CONTROL or name in OPTIONAL
         return f"{self._prefix}.{name}"
 
-    def of_space(self, space_id: int, name: str) -> str:
-        """Return the topic of a space. Raises ConfigurationError if the name is taken or too long."""
-        suffix = suffix_of(name)
-        topic = f"{self._prefix}.{suffix}"
-        owner = self._space_by_topic.setdefault(topic, space_id)
-        if suffix in self._taken or owner != space_id:
-            taken = "a control topic of this daemon" if suffix in self._taken else f"the topic of space {owner}"
+    def unchecked(self, name: str, routing: Routing) -> str:
+        """Return the topic of a space without taking it, as for events of the past."""
+        return f"{self._prefix}.{routed_suffix(name, routing)}"
+
+    def are_apart(self, one: SpaceForm, other: SpaceForm) -> bool:
+        """Return whether the events of two forms of a space go to different topics, or name it differently there."""
+        return (self.unchecked(one.name, one.routing), one.name) != (self.unchecked(other.name, other.routing), other.name)
+
+    def of_space(self, space_id: int, name: str, routing: Routing = PLAIN_ROUTING) -> str:
+        """Return the topic of a space, and take it. Raises ConfigurationError if the name is taken, too long or empty."""
+        topic = self.unchecked(name, routing)
+        is_shared = bool(routing.shared_as)
+        suffix = topic.removeprefix(f"{self._prefix}.")
+        if suffix in self._reserved:
             raise ConfigurationError(
-                f"space {name!r} ({space_id}) would share {topic!r}, {taken}",
-                "Leave one of them out with spaces.exclude. Renaming it helps only for rows written after the renaming: "
-                "earlier rows in the log are read under the old name.",
+                f"space {name!r} ({space_id}) would share {topic!r}, a control topic of this daemon", _OTHER_TOPIC
             )
+        taken = self._taken.setdefault(topic.replace(".", "_"), _Taken(topic, {}, is_shared))
+        others = taken.spaces.keys() - {space_id}
+        if others and not (taken.topic == topic and taken.is_shared and is_shared):
+            raise _collision(space_id, name, topic, taken, min(others))
         if len(topic) > _NAME_MAX:
             raise ConfigurationError(
                 f"the topic of space {name!r} would have {len(topic)} characters, Kafka allows {_NAME_MAX}",
-                "Choose a shorter kafka.topic_prefix, or leave the space out with spaces.exclude.",
+                "Choose a shorter kafka.topic_prefix, give the space another topic (topic in a rule of [[routing.rules]]), or "
+                "leave it out with spaces.exclude.",
             )
+        if not others:
+            self._taken[topic.replace(".", "_")] = taken = _Taken(topic, {}, is_shared)
+        taken.spaces[space_id] = name
         return topic
 
     def release(self, space_id: int) -> None:
         """Free the topic of a space that was dropped or renamed, so that another space can use it."""
-        for topic in [topic for topic, owner in self._space_by_topic.items() if owner == space_id]:
-            del self._space_by_topic[topic]
+        for key, taken in list(self._taken.items()):
+            taken.spaces.pop(space_id, None)
+            if not taken.spaces:
+                del self._taken[key]
+
+
+def _collision(space_id: int, name: str, topic: str, taken: _Taken, other: int) -> ConfigurationError:
+    whose = f"the topic of space {other} ({taken.spaces[other]!r})"
+    if taken.topic != topic:
+        return ConfigurationError(
+            f"space {name!r} ({space_id}) would have the topic {topic!r} beside {taken.topic!r}, {whose}: Kafka doesn't "
+            "distinguish dots and underscores in names of topics, and refuses the second one",
+            _OTHER_TOPIC,
+        )
+    return ConfigurationError(f"space {name!r} ({space_id}) would share {topic!r}, {whose}", _OTHER_TOPIC)
 
 
 class SpaceNames(TopicNames):
@@ -86,7 +132,11 @@ class SpaceNames(TopicNames):
         assert name in CONTROL or name in OPTIONAL
         return f"\0{name}"
 
-    def of_space(self, space_id: int, name: str) -> str:  # noqa: ARG002 - a topic's name may be taken
+    def unchecked(self, name: str, routing: Routing) -> str:  # noqa: ARG002
+        """Return the space's name."""
+        return name
+
+    def of_space(self, space_id: int, name: str, routing: Routing = PLAIN_ROUTING) -> str:  # noqa: ARG002 - a topic may be taken
         """Return the space's name."""
         return name
 

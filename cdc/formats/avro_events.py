@@ -55,7 +55,9 @@ def key_pieces(prefix: str, options: FormatOptions) -> KeyPieces:
         columns = schemas.key_columns(form, options)
         before = header(options, topic, "key", schemas.key_struct(f"{prefix}.{form.name}", columns), "AVRO")
         in_record = assemble(columns)
-        plan = before, [column.type.kind for column in columns]
+        # The compiled path writes the space's name, if there is one, as a part of what precedes each key.
+        name = string(form.routing.shared_as) if form.routing.shared_as else b""
+        plan = before + name, [column.type.kind for column in columns[-len(form.key_parts) :]]
         return rows.key_encoders(form, columns, lambda values: before + in_record(values), plan)
 
     return of_form

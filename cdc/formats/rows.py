@@ -149,16 +149,17 @@ def key_encoders(form: SpaceForm, columns: Sequence[Column], assemble: Assemble,
     """Return the encoders of a key, and of the key of a tuple."""
     convert = converter(f"a key of space {form.name!r}", columns)
     readers = [(part.field, steps(part.path)) for part in form.key_parts]
+    whose = [form.routing.shared_as] if form.routing.shared_as else []
 
     def key(values: Sequence[Any]) -> bytes:
-        return assemble(convert(values))
+        return assemble(convert([*whose, *values]))
 
     def key_of(tuple_: Sequence[Any]) -> bytes:
         try:
             values = [_descend(tuple_[place], path) if path else tuple_[place] for place, path in readers]
         except (IndexError, KeyError, TypeError) as error:
             raise no_key(form, tuple_) from error
-        return assemble(convert(values))
+        return key(values)
 
     return KeyEncoders(key, key_of, plan)
 

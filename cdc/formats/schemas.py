@@ -21,7 +21,7 @@ from typing import Any, Final
 from cdc.formats.keys import key_type
 from cdc.formats.options import FormatOptions
 from cdc.formats.types import INT64, JSON_TEXT, STRING, ValueType, value_type
-from cdc.schema.forms import SpaceForm
+from cdc.schema.forms import SHARED_NAME, SpaceForm
 
 SNAPSHOT_ENUM: Final = ValueType(
     "string",
@@ -162,9 +162,10 @@ def value_struct(name: str, found: tuple[Column, ...]) -> Struct:
 
 
 def key_columns(form: SpaceForm, options: FormatOptions) -> tuple[Column, ...]:
-    """Return the parts of a space's primary key, in the order of the index."""
+    """Return the parts of a space's primary key, in the order of the index; on a topic of several spaces, its name precedes."""
     types = [key_type(part, options) for part in form.key_parts]
-    return tuple(Column(StructField(form.part_name(index), kind), kind) for index, kind in enumerate(types))
+    whose = (Column(StructField(SHARED_NAME, STRING), STRING),) if form.routing.shared_as else ()
+    return (*whose, *(Column(StructField(form.part_name(index), kind), kind) for index, kind in enumerate(types)))
 
 
 def key_struct(name: str, found: tuple[Column, ...]) -> Struct:

@@ -26,8 +26,8 @@ from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.owned_topics import OwnedTopics
 
 _REMEDY: Final = (
-    "Give one of the two another kafka.topic_prefix, or leave the space out with spaces.exclude; if nobody needs the topic any "
-    "more, delete it."
+    "Give one of the two another kafka.topic_prefix, the space another topic (topic in a rule of [[routing.rules]]), or leave "
+    "the space out with spaces.exclude; if nobody needs the topic any more, delete it."
 )
 
 

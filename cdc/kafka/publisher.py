@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
@@ -53,7 +53,7 @@ class Publisher:
         writer: Writer,
         clients: KafkaClients | None = None,
         statistics: PublisherStatistics | None = None,
-        topics_seen: Mapping[str, str | None] | None = None,
+        topics_seen: Mapping[str, Sequence[str]] | None = None,
         row_work_lock: AbstractContextManager[object] | None = None,
     ) -> None:
         """`statistics` and `topics_seen` come from the previous publisher, as its backlog is still waiting.
@@ -170,7 +170,7 @@ class Publisher:
         return self._exchange.handover.state is State.STOPPED
 
     @property
-    def topics_seen(self) -> Mapping[str, str | None]:
+    def topics_seen(self) -> Mapping[str, Sequence[str]]:
         """Topics known to have existed, for the next publisher."""
         return self._topic_admin.seen
 

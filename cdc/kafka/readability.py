@@ -189,7 +189,7 @@ class Readability:
 
     def _remedy(self, partitions: Iterable[Place]) -> str:
         topics = {topic.removeprefix(f"{self._topic_prefix}.") for topic, _ in partitions}
-        return "; ".join(snapshot_remedy(topic) for topic in sorted(topics))
+        return "; ".join(snapshot_remedy([topic]) for topic in sorted(topics))
 
 
 def others_transaction(topic_prefix: str) -> ConnectionLostError:

@@ -7,7 +7,7 @@ import os
 import shlex
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -106,9 +106,9 @@ def refusal_by_name(admin: Admin, topic: str) -> KafkaError | None:
     return None
 
 
-def snapshot_remedy(space: str) -> str:
-    """Return the command that publishes a space's rows again, for a topic that lost them."""
-    return f"`tarantool-cdc snapshot --config FILE {shlex.quote(space)}` sends its rows again"
+def snapshot_remedy(spaces: Sequence[str]) -> str:
+    """Return the command that publishes the rows of some spaces again, for a topic that lost them."""
+    return f"`tarantool-cdc snapshot --config FILE {shlex.join(spaces)}` sends its rows again"
 
 
 def lost_checkpoint(topic: str) -> PublishError:
@@ -127,7 +127,7 @@ class TopicAdmin:
         config: KafkaSection,
         new_admin: Callable[[], Admin],
         is_stopping: threading.Event,
-        former: Mapping[str, str | None] | None = None,
+        former: Mapping[str, Sequence[str]] | None = None,
         foreign: ForeignTopics | None = None,
     ) -> None:
         """`former` is the `seen` of the previous publisher's TopicAdmin. `foreign` judges topics before their first use."""
@@ -138,20 +138,20 @@ class TopicAdmin:
         self._is_stopping = is_stopping
         self._known: set[str] = set()
         # Topics that must exist, as their existence was ensured before, with the names of the spaces whose rows they hold.
-        self._former: dict[str, str | None] = dict(former or {})
+        self._former: dict[str, Sequence[str]] = dict(former or {})
         self._checkpoint_topic = topics.TopicNames(config.topic_prefix).control(topics.CHECKPOINT)
         self._schema_topic = topics.TopicNames(config.topic_prefix).control(topics.SCHEMA)
 
     @property
-    def seen(self) -> dict[str, str | None]:
+    def seen(self) -> dict[str, Sequence[str]]:
         """Topics known to have existed, except the schema topic, with the names of their spaces where known."""
-        found = dict.fromkeys(self._known) | self._former
+        found = dict.fromkeys(self._known, ()) | self._former
         found.pop(self._schema_topic, None)
         return found
 
-    def remember(self, spaces: Mapping[str, str], others: Iterable[str] = ()) -> None:
+    def remember(self, spaces: Mapping[str, Sequence[str]], others: Iterable[str] = ()) -> None:
         """Record that these topics existed: `spaces` maps topics to the names of their spaces; `others` are further topics."""
-        self._former |= {**spaces, **dict.fromkeys(others)}
+        self._former |= {**spaces, **dict.fromkeys(others, ())}
 
     def was_there(self, topic: str) -> bool:
         """Return whether this topic exists or existed before, as far as known."""
@@ -163,7 +163,7 @@ class TopicAdmin:
 
     def invalidate(self) -> None:
         """After an error of Kafka: check every topic again."""
-        self._former = dict.fromkeys(self._known) | self._former
+        self._former = dict.fromkeys(self._known, ()) | self._former
         self._known.clear()
 
     def ensure(self, wanted: Iterable[str], begins_with_truncation: Callable[[str], bool] = lambda _: False) -> None:
@@ -223,7 +223,7 @@ class TopicAdmin:
         return sentence if self._is_control(topic) else f"{sentence}: {self._remedy(topic)}"
 
     def _remedy(self, topic: str) -> str:
-        return snapshot_remedy(self._former.get(topic) or topic.removeprefix(f"{self._config.topic_prefix}."))
+        return snapshot_remedy(self._former.get(topic) or [topic.removeprefix(f"{self._config.topic_prefix}.")])
 
     def _is_control(self, topic: str) -> bool:
         return topic.removeprefix(f"{self._config.topic_prefix}.") in topics.CONTROL | self._config.optional_topics
@@ -279,11 +279,15 @@ class TopicAdmin:
             settings["cleanup.policy"] = "compact"
         elif suffix in KEPT:
             settings |= UNLIMITED
+        if self._is_control(topic):
+            return NewTopic(topic, num_partitions=1, replication_factor=self._config.replication_factor, config=settings)
+        own = self._config.topic_settings(suffix)
+        settings["min.insync.replicas"] = str(own.insync_replicas)
         return NewTopic(
             topic,
-            num_partitions=1 if self._is_control(topic) else self._config.partitions,
-            replication_factor=self._config.replication_factor,
-            config=settings,
+            num_partitions=own.partitions,
+            replication_factor=own.replication_factor,
+            config={**settings, **own.config},
         )
 
     def _create_part(self, part: list[NewTopic]) -> list[str]:

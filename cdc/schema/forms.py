@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Any, Final
 
@@ -75,6 +76,35 @@ class Field:
     scale: int | None = None
 
 
+SPACE: Final = "{space}"
+"""Where a topic's name has the space's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Where a space's events go. If it changes, what consumers have of the space isn't what they would have got by it."""
+
+    topic: str = SPACE
+    """Name of the topic behind the prefix."""
+    shared_as: str = ""
+    """The space's name, if other spaces may have the same topic: each key then says whose it is."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what isn't the default."""
+        return {item.name: value for item in fields(self) if (value := getattr(self, item.name)) != item.default}
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> Routing:
+        """Return what `to_json` has written. Raises TypeError for anything else."""
+        return cls(**given)
+
+
+SHARED_NAME: Final = "__dbz__physicalTableIdentifier"
+"""First field of the keys on a topic of several spaces, with the space's name, as Debezium's ByLogicalTableRouter calls it."""
+PLAIN_ROUTING: Final = Routing()
+"""Each space has a topic of its own, with its name."""
+
+
 @dataclass(frozen=True, slots=True)
 class SpaceForm:
     """The form of one space's rows, valid until the space is altered."""
@@ -92,6 +122,7 @@ class SpaceForm:
     is_vinyl: bool = field(default=False, compare=False)
     # What the rules for columns change of the published rows, so that a changed rule makes another form; empty if nothing.
     columns: str = ""
+    routing: Routing = PLAIN_ROUTING
     # Number of the form, counted over all published spaces; 0 until the form is published. It isn't a part of the form itself.
     schema_version: int = field(default=0, compare=False)
 
@@ -150,6 +181,8 @@ class SchemaChange:
     has_other_columns: bool = False
     former: SpaceForm | None = field(default=None, compare=False)
     """The form before an ALTER."""
+    # The last form under which rows were published, if its events went elsewhere (SpaceForm.routing).
+    former_route: SpaceForm | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +195,5 @@ class StoredSpace:
     schema_version: int
     columns: str = ""
     """`SpaceForm.columns` of the published form."""
+    routing: Routing = PLAIN_ROUTING
+    """`SpaceForm.routing` of the published form."""

@@ -26,10 +26,12 @@ from cdc.protocol.constants import Key, Type
 from cdc.protocol.extensions import DeepValue, pack, unpack
 from cdc.protocol.system_spaces import INDEX_SPACE, SPACE_SPACE, TRUNCATE_SPACE
 from cdc.schema.forms import (
+    PLAIN_ROUTING,
     WRITTEN_DIFFERENTLY,
     ChangeKind,
     Field,
     KeyPart,
+    Routing,
     SchemaChange,
     SpaceForm,
     StoredSpace,
@@ -65,13 +67,16 @@ class SchemaTracker:
         stored: Iterable[StoredSpace] = (),
         schema_version: int = 0,
         columns: Callable[[SpaceForm], str] | None = None,
+        routing: Callable[[str], Routing] | None = None,
     ) -> None:
-        """`columns` returns what a form has as `columns`; without it, forms keep what is stored."""
+        """`columns` returns what a form has as `columns`, and `routing` that of a space's name; without them, forms keep what is
+        stored."""
         self._space_rows: dict[int, list[Any]] = {}
         self._index_rows: dict[int, dict[int, list[Any]]] = {}
         # Published forms. Invariant: their versions are distinct and not above self.schema_version.
         self._known: dict[int, SpaceForm] = {}
         self._columns = columns
+        self._routing = routing
         self._touched: dict[int, None] = {}
         self.last_touched: int | None = None
         """Id of the space whose system row was applied last."""
@@ -86,7 +91,9 @@ class SchemaTracker:
             if space.schema_version:
                 form = self._derive(space.space_id) or self._derive(space.space_id, _LOST_PRIMARY)
                 if form is not None:
-                    self._known[space.space_id] = replace(form, schema_version=space.schema_version, columns=space.columns)
+                    self._known[space.space_id] = replace(
+                        form, schema_version=space.schema_version, columns=space.columns, routing=space.routing
+                    )
 
     def __contains__(self, space_id: int) -> bool:
         return space_id in self._space_rows
@@ -135,6 +142,7 @@ class SchemaTracker:
             dict(self._index_rows.get(space_id, {})),
             known.schema_version if known is not None else 0,
             known.columns if known is not None else "",
+            known.routing if known is not None else PLAIN_ROUTING,
         )
 
     def begin_snapshot(self) -> None:
@@ -189,12 +197,21 @@ class SchemaTracker:
                 else:
                     renamed_from = known.name if known.name != form.name else None
                     has_other_columns = known.columns != form.columns
-                    found.append(SchemaChange(ChangeKind.ALTER, form, renamed_from, has_other_columns, known))
+                    route = known if known.routing != form.routing else None
+                    found.append(SchemaChange(ChangeKind.ALTER, form, renamed_from, has_other_columns, known, route))
             elif known is not None:
                 del self._known[space_id]
                 found.append(SchemaChange(ChangeKind.DROP, known))
         self._touched.clear()
         return found
+
+    def has_other_rules(self, space_ids: Iterable[int]) -> bool:
+        """Return whether the next `changes` will find that other rules apply to the rows of one of these spaces."""
+        for space_id in self._touched.keys() & set(space_ids):
+            known, form = self._known.get(space_id), self._derive(space_id)
+            if known is not None and form is not None and (known.columns, known.routing) != (form.columns, form.routing):
+                return True
+        return False
 
     def touch_all(self) -> None:
         """Make the next `changes` check every space again, because the set of published spaces may have changed."""
@@ -307,8 +324,9 @@ class SchemaTracker:
             raise SchemaError(f"the system rows of space {space_id} can't be read: {excerpt(row)} {excerpt(primary)}") from error
         known = self._known.get(space_id)
         columns = self._columns(form) if self._columns is not None else known.columns if known is not None else ""
-        if columns:
-            form = replace(form, columns=columns)
+        routing = self._routing(form.name) if self._routing is not None else known.routing if known is not None else PLAIN_ROUTING
+        if columns or routing != PLAIN_ROUTING:
+            form = replace(form, columns=columns, routing=routing)
         return replace(form, schema_version=known.schema_version) if known == form else form
 
 

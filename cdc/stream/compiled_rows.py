@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, Final, SupportsIndex
 
 from cdc import native
-from cdc.events.envelope import Envelope, Openings, SpaceEvents
+from cdc.events.envelope import Envelope, Openings, SpaceEvents, shared_name
 from cdc.events.json_values import encode
 from cdc.events.row_encoder import PLAIN_FIELD_TYPES
 from cdc.schema.forms import SpaceForm
@@ -92,6 +92,9 @@ def _set_plan(path: native.CompiledRowPath, space: SpaceEvents, *, is_synchronou
     try:
         fields = [(encode(item.name), item.type in PLAIN_FIELD_TYPES) for item in form.fields]
         parts = [(encode(name), compiled_part(part)) for name, part in zip(names, form.key_parts, strict=True)]
+        if form.routing.shared_as:
+            # As text in front of the first part, whose name is written as it is.
+            parts[0] = b"%b,%b" % (shared_name(form.routing.shared_as), parts[0][0]), parts[0][1]
         name = encode(form.name)
         images = _images(space) if space.changes_by == "image" else None
     except UnicodeEncodeError:

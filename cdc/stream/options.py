@@ -8,8 +8,10 @@ from typing import Final, Literal
 from uuid import UUID
 
 from cdc.events.columns import ColumnRule, ColumnRules
+from cdc.events.routes import Routes, RoutingRule
 from cdc.events.topics import NOTIFICATION, SpaceFilter, TopicNames
 from cdc.formats.options import JSON_FORMATS, FormatOptions
+from cdc.schema.forms import SPACE
 from cdc.stream.transactions.transaction import Spool
 
 NewNames = Callable[[str], TopicNames]
@@ -30,6 +32,9 @@ class PipelineOptions:
     on_image_error: Literal["fail", "dlq"] = "fail"
     formats: FormatOptions = JSON_FORMATS
     column_rules: Sequence[ColumnRule] = ()
+    topic_template: str = SPACE
+    """Name behind the prefix of the topics of spaces to which no rule with a topic applies."""
+    routing_rules: Sequence[RoutingRule] = ()
     salt: bytes = field(default=b"", repr=False)
     """Secret with which values of columns are hashed."""
     transaction_bytes_max: int = 64 * 1024 * 1024
@@ -57,6 +62,10 @@ class PipelineOptions:
     def columns(self) -> ColumnRules:
         """Return the rules that say what of the rows' columns is published."""
         return ColumnRules(self.column_rules, self.salt)
+
+    def routes(self) -> Routes:
+        """Return the rules that say where the spaces' events go."""
+        return Routes(self.topic_template, self.routing_rules)
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class Pipeline:
         names = surroundings.new_names(options.prefix)
         names.reserve(options.optional_topics)
         builder = BatchBuilder(names, position.seq, options.batch_bytes_max)
-        schema = SchemaTracker(stored, position.schema_version, columns.mark)
+        schema = SchemaTracker(stored, position.schema_version, columns.mark, options.routes().of)
         spaces = Spaces(surroundings, schema, envelope, builder, images)
         refusals = Refusals(options, spaces, builder, images, str(server_uuid))
         notifier = Notifier(builder, options.prefix, is_on=options.has_notifications)

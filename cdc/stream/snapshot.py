@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 from cdc import native
@@ -497,7 +498,14 @@ class Snapshot:
         if not self._spaces.schema.is_touched:
             return
         position = replace(self.position, seq=self._builder.seq, schema_version=self._spaces.schema.schema_version)
-        self._spaces.publish_schema_changes(position, self._now_us, None, self._broadcast_truncation, in_snapshot=True)
+        self._spaces.publish_schema_changes(
+            position,
+            self._now_us,
+            None,
+            self._broadcast_truncation,
+            on_moved=partial(self._broadcast_truncation, is_former=True),
+            in_snapshot=True,
+        )
         if self._images is None:
             return
         # Done together with the schema records: a daemon that resumes at a later moment of this snapshot finds these spaces
@@ -511,16 +519,17 @@ class Snapshot:
         self._returning.clear()
         self._spaces.shown_otherwise.clear()
 
-    def _broadcast_truncation(self, form: SpaceForm) -> None:
-        """Report that the snapshot lacks a published space, or has its rows under other keys.
+    def _broadcast_truncation(self, form: SpaceForm, *, is_former: bool = False) -> None:
+        """Report that the snapshot lacks a published space, or has its rows under other keys; in the topic that it had before if
+        `is_former`.
 
         If the configuration leaves a space out from now on, consumers keep its rows, as they do if no snapshot is taken.
         """
-        if self._images is not None:
+        if self._images is not None and not is_former:
             self._images.clear(form.space_id)
         if not self._publishes or self._spaces.is_left_out(form):
             return
-        space = self._spaces.events_of(form)
+        space = self._spaces.plain_events_of(form, is_former=True) if is_former else self._spaces.events_of(form)
         before, after = self._envelope.snapshot_pieces(space, self._id, self._vclock, self._now_us)
         self._builder.seq += 1
         self._builder.broadcast(

@@ -15,6 +15,7 @@ from cdc.errors import KeysChangedError, SchemaError, SnapshotNeededError, Unkey
 from cdc.events import topics
 from cdc.events.columns import CONCEALED
 from cdc.events.envelope import Envelope, SpaceEvents
+from cdc.events.routes import check_routes
 from cdc.events.topics import SpaceFilter
 from cdc.formats.names import check_names
 from cdc.formats.rows import widened
@@ -98,7 +99,7 @@ class Spaces:
             check_types(form)
         self._columns = envelope.columns
         self.shown_otherwise: set[int] = set()
-        """Spaces of which a snapshot must publish all rows, because other rules apply to their columns."""
+        """Spaces of which a snapshot must publish all rows, because other rules apply to their columns, or to their topics."""
         self._check_published()
         # Spaces that got an unpublished name in the current transaction, and have no rows under it so far.
         self._newly_unpublished: dict[int, str | None] = {}
@@ -171,9 +172,13 @@ class Spaces:
         """Number of UPSERTs of vinyl spaces, if the server merges them."""
         return self._merging_upsert_count + (self.row_path.upsert_count if self.row_path is not None else 0)
 
-    def plain_events_of(self, form: SpaceForm) -> SpaceEvents:
-        """Return an encoder for one form that uses no images, and announce its topic."""
-        topic = self._names.of_space(form.space_id, form.name)
+    def plain_events_of(self, form: SpaceForm, *, is_former: bool = False) -> SpaceEvents:
+        """Return an encoder for one form that uses no images, and announce its topic.
+
+        If `is_former`, these are events of the past, and another space may have the topic now.
+        """
+        place = form.name, form.routing
+        topic = self._names.unchecked(*place) if is_former else self._names.of_space(form.space_id, *place)
         self._builder.announce(topic)
         has_images = is_keyable(form) if self._images is not None else self._has_source_images
         server_version = None if has_images else self._server_version
@@ -214,13 +219,15 @@ class Spaces:
         changed_by: ChangedBy | None,
         on_gone: Callable[[SpaceForm], None] | None = None,
         *,
+        on_moved: Callable[[SpaceForm], None] | None = None,
         in_snapshot: bool = False,
     ) -> None:
         """Publish the changed forms, and add them to the checkpoint.
 
         `on_gone` is called for each space whose published rows are gone, before its topic may become another space's. In a
         snapshot, these are all spaces that it lacks. Outside of a snapshot, these are the spaces that got an unpublished name;
-        a dropped space loses its rows earlier. Outside of a snapshot, raises SnapshotNeededError if a space without images got
+        a dropped space loses its rows earlier. `on_moved` is called with the former form of each space whose routing is another
+        now, before its rows are published again. Outside of a snapshot, raises SnapshotNeededError if a space without images got
         another primary key, or other rules for columns apply to it, and UnseenRowsError if a space with unknown rows got a
         published name. With images, raises ConfigurationError for a field of an unknown type.
         """
@@ -233,7 +240,7 @@ class Spaces:
         for change in changes:
             if change.kind is ChangeKind.DROP and on_gone is not None and (in_snapshot or self._has_other_name(change.form)):
                 on_gone(change.form)
-            if change.kind is ChangeKind.DROP or change.previous_name is not None:
+            if change.kind is ChangeKind.DROP or change.previous_name is not None or change.former_route is not None:
                 self._names.release(change.form.space_id)
         if changes:
             self._check_published()
@@ -245,13 +252,17 @@ class Spaces:
                 check_types(form)
                 if not in_snapshot:
                     self._check_key(form)
-            if change.has_other_columns and in_snapshot:
+            former = change.former_route
+            if former is not None and on_moved is not None and self._names.are_apart(former, form):
+                on_moved(former)
+            is_other = change.has_other_columns or change.former_route is not None
+            if is_other and in_snapshot:
                 self.shown_otherwise.add(form.space_id)
-            elif change.has_other_columns:
-                self._publish_again(form)
+            elif is_other:
+                self._publish_again(form, "columns" if change.has_other_columns else "topics and rows")
             self.discard_encoder(form.space_id)
             if change.kind is not ChangeKind.DROP:
-                self._builder.announce(self._names.of_space(form.space_id, form.name))
+                self._builder.announce(self._names.of_space(form.space_id, form.name, form.routing))
             self._builder.control(topics.SCHEMA, *self._envelope.schema_record(change, position, now_us, changed_by))
         for space_id in touched:
             self._builder.stored[space_id] = self.schema.stored(space_id)
@@ -276,9 +287,13 @@ class Spaces:
         """Raise ConfigurationError for forms that can't be published as configured.
 
         The rules for columns may contradict each other, or concern the primary key. Names of fields, or of spaces, may become one
-        in a format that doesn't keep all names.
+        in a format that doesn't keep all names. Two spaces may have the same topic.
         """
-        check_names([self._columns.shown(form) for form in self.published_forms()], self._formats)
+        forms = self.published_forms()
+        check_names([self._columns.shown(form) for form in forms], self._formats)
+        check_routes(forms)
+        for form in forms:
+            self._names.of_space(form.space_id, form.name, form.routing)
 
     def is_left_out(self, form: SpaceForm) -> bool:
         """Return whether a formerly published space exists unchanged, and only the configuration leaves it out now."""
@@ -309,13 +324,13 @@ class Spaces:
                     "The daemon automatically takes a snapshot, which contains them: let it run.",
                 )
 
-    def _publish_again(self, form: SpaceForm) -> None:
-        """Have a space's rows published again, as other rules for columns apply to it. Raises SnapshotNeededError."""
+    def _publish_again(self, form: SpaceForm, what: str) -> None:
+        """Have a space's rows published again, as other rules apply to it. Raises SnapshotNeededError."""
         if form in self._to_rekey:
             return
         if self._images is None or not is_keyable(form):
             raise SnapshotNeededError(
-                f"other rules for columns apply to space {form.name!r}, and its rows aren't kept",
+                f"other rules for {what} apply to space {form.name!r}, and its rows aren't kept",
                 "The daemon automatically takes a snapshot, which shows all rows by the new rules: let it run.",
             )
         if next(self._images.scan(form.space_id), None) is not None:

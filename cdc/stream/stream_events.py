@@ -215,6 +215,9 @@ class StreamEvents:
                 self.now_us,
                 (transaction.replica_id, transaction.lsn, transaction.tsn),
                 lambda form: self._truncate(fragments, form, *self._schema_row_at),
+                on_moved=lambda form: self._broadcast_truncation(
+                    fragments, self._spaces.plain_events_of(form, is_former=True), *self._schema_row_at
+                ),
             )
             for form in self._spaces.take_rekeyed():
                 self._to_rekey.append(form)

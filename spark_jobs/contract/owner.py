@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
 
 from spark_jobs.contract.envelope import Names
 from spark_jobs.errors import JobError
@@ -32,6 +32,8 @@ class Owner:
     names: Names | None
     """None: the records name no daemon, so every event in these topics counts. The daemon's own records always do."""
     topics: frozenset[str]
+    routed: Mapping[str, str] = field(default_factory=dict)
+    """Spaces whose events now go to a topic of another name than `<prefix>.<space>`, with that topic."""
 
     @property
     def is_doubtful(self) -> bool:
@@ -50,13 +52,18 @@ class Owner:
         """
         names: set[str] = set()
         spaces: set[str] = set()
+        newest: dict[Any, _Route] = {}
         for record in records:
             name, named = _named(record)
             names |= name
             spaces |= named
+            for space_id, form in _routes(record):
+                newest[space_id] = max(newest.get(space_id, form), form, key=lambda found: (found.version, found.is_dropped))
+        now = (route for route in newest.values() if not route.is_dropped and route.topic is not None)
+        routed = {route.space: f"{prefix}.{route.topic}" for route in now}
         topics = frozenset(f"{prefix}.{topic_suffix(space)}" for space in spaces)
         if not names and topics:
-            return cls(None, topics)
+            return cls(None, topics, routed)
         if not names:
             return cls(Names(frozenset({prefix}), _doubt(prefix)), frozenset())
         if prefix not in names and len(names) > 1:
@@ -66,7 +73,7 @@ class Owner:
             )
         # Topics that `materialize` of an earlier version made have the new prefix in the events, but not in the schema records.
         own = {prefix} if prefix in names else {prefix, *names}
-        return cls(Names(frozenset(own)), topics)
+        return cls(Names(frozenset(own)), topics, routed)
 
 
 def _named(record: str) -> tuple[set[str], set[str]]:
@@ -81,6 +88,27 @@ def _named(record: str) -> tuple[set[str], set[str]]:
     except (ValueError, KeyError, TypeError, AttributeError):
         return set(), set()  # the jobs that need the record's form end with an error
     return {name} if isinstance(name, str) else set(), {space for space in spaces if isinstance(space, str)}
+
+
+class _Route(NamedTuple):
+    """Form of a space, with its topic behind the prefix if that isn't the space's name."""
+
+    version: int
+    is_dropped: bool
+    space: str
+    topic: str | None
+
+
+def _routes(record: str) -> Iterator[tuple[Any, _Route]]:
+    """Yield the id of a record's space, and its form."""
+    try:
+        members: dict[str, Any] = json.loads(record)
+        source = members["source"]
+        for change in members["tableChanges"]:
+            is_dropped, topic = change["type"] == "DROP", change.get("topic")
+            yield source["space_id"], _Route(source["schema_version"], is_dropped, source["table"], topic)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return  # the jobs that need the record's form end with an error
 
 
 def _unquoted(name: Any) -> Any:

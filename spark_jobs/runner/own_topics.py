@@ -12,7 +12,7 @@ A wrong answer to any of these questions would end in tables with missing or for
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from difflib import SequenceMatcher
 from typing import Final
 
@@ -83,10 +83,9 @@ class OwnTopics:
         if not ends.keys() <= self._asked:
             found = self._ask_identity(ends)
             self._keep(Identity(found.cluster or self._identity.cluster, {**self._identity.topics, **found.topics}))
-        owner = self._topics.known.owner
-        doubtful = owner is None or owner.is_doubtful
         unknown = {topic for topic, end in ends.items() if end} - self._own - self._control
-        if (unknown or doubtful) and self._client.ends([self._schema]) != self._schema_ends:
+        # Also if all topics are known: a space's rows may go to another topic from now on.
+        if self._client.ends([self._schema]) != self._schema_ends:
             self._learn(self._client.names(), job)
         self._topics.known.foreign = frozenset(topic for topic in unknown if not self._is_own(topic, ends[topic], job))
 
@@ -125,12 +124,23 @@ class OwnTopics:
         before = self._topics.known.owner
         owner = Owner.of(self._topics.prefix, self._schema_records(there))
         self._topics.known.owner = owner
+        if owner.routed:
+            self._check_routed(owner.routed)
         if owner.is_doubtful and (before is None or not before.is_doubtful) and there:
             print(
                 f"{job}: the topic {self._schema}, which tells whose topics these are, is missing, empty or can't be read. The"
                 f" job takes every topic whose name begins with {self._topics.prefix + '.'!r}.",
                 file=sys.stderr,
             )
+
+    def _check_routed(self, routed: Mapping[str, str]) -> None:
+        """Raise JobError if the job is to read spaces whose events go to topics of other names, or such topics."""
+        own = f"{self._topics.prefix}."
+        names = {name for space, topic in routed.items() for name in (space, topic.removeprefix(own))}
+        chosen = set(self._topics.chosen(self._session, names))
+        found = {space: topic for space, topic in routed.items() if chosen & {space, topic.removeprefix(own)}}
+        if found:
+            raise _elsewhere(self._topics, found)
 
     def _schema_records(self, there: Collection[str]) -> list[str]:
         if self._schema not in there:
@@ -184,6 +194,15 @@ def _left_out(checkpoint: str, topics: Collection[str], spaces: str) -> JobError
     return JobError(
         f"With the checkpoint {checkpoint} the job has read {_listed('topic', topics, verb=False)}, which it wouldn't read any"
         f" more with --spaces {spaces!r}. Start it with the former --spaces, or with an empty --checkpoint."
+    )
+
+
+def _elsewhere(topics: Topics, routed: Mapping[str, str]) -> JobError:
+    shown = [f"{space!r} to {topic}" for space, topic in sorted(routed.items())]
+    return JobError(
+        f"By its rules ([routing]) the daemon writes the rows of {_some(shown)}. The jobs read a space's rows from the topic"
+        f" {topics.prefix}.<space> only. Leave these spaces and topics out with --spaces, or let a second daemon, with a prefix"
+        " of its own and without such rules, publish for the jobs."
     )
 
 

@@ -201,22 +201,41 @@ def test_topics_that_others_have_made_sure_of() -> None:
     before.ensure(["shop.a", "shop.schema"])
     config = KafkaSection.model_validate({"bootstrap_servers": "x:1", "topic_prefix": "shop"})
     topics = TopicAdmin(config, lambda: cast(Admin, cluster), threading.Event(), before.seen)
-    topics.remember({"shop.b_c": "b c", "shop.d": "d"})
+    topics.remember({"shop.b_c": ["b c", "d"], "shop.d": ["d"]})
     cluster.partitions.clear()
     with structlog.testing.capture_logs() as logs:
         topics.ensure(["shop.a", "shop.b_c", "shop.d", "shop.e", "shop.schema"], lambda topic: topic == "shop.d")
     said = [entry["event"].partition(" was deleted and has been created again")[::2] for entry in logs]
     assert said == [
         ("the topic shop.a", ", empty: `tarantool-cdc snapshot --config FILE a` sends its rows again"),
-        ("the topic shop.b_c", ", empty: `tarantool-cdc snapshot --config FILE 'b c'` sends its rows again"),
+        ("the topic shop.b_c", ", empty: `tarantool-cdc snapshot --config FILE 'b c' d` sends its rows again"),
     ]
+
+
+def test_topics_with_settings_of_their_own() -> None:
+    cluster = Cluster()
+    entries = [
+        {"pattern": "orders", "partitions": 12, "replication_factor": 3, "config": {"retention.ms": "5"}},
+        {"pattern": "o.*|dlq", "config": {"max.message.bytes": "7"}},
+    ]
+    topics = admin(cluster, topics=entries, partitions=2)
+    topics.ensure(["shop.orders", "shop.other", "shop.users", "shop.dlq"])
+    (created,) = cluster.created
+    found = {new.topic: (new.num_partitions, new.replication_factor, new.config) for new in created}
+    usual = {"max.message.bytes": "33554432", "min.insync.replicas": "1"}
+    assert found == {
+        "shop.orders": (12, 3, usual | {"min.insync.replicas": "2", "retention.ms": "5"}),
+        "shop.other": (2, 1, usual | {"max.message.bytes": "7"}),
+        "shop.users": (2, 1, usual),
+        "shop.dlq": (1, 1, usual),
+    }
 
 
 def test_topics_that_a_broker_only_did_not_list_were_not_deleted() -> None:
     cluster = Cluster()
     cluster._new["shop.a"] = (4, 1)
     topics = admin(cluster)
-    topics.remember({"shop.a": "a"})
+    topics.remember({"shop.a": ["a"]})
     with structlog.testing.capture_logs() as logs:
         topics.ensure(["shop.a"])
     assert cluster.created
@@ -225,7 +244,7 @@ def test_topics_that_a_broker_only_did_not_list_were_not_deleted() -> None:
 
 def test_a_deleted_topic_that_nobody_makes_for_us() -> None:
     topics = admin(Cluster(), create_topics=False)
-    topics.remember({"shop.a": "a"})
+    topics.remember({"shop.a": ["a"]})
     with pytest.raises(PublishError, match=r"shop\.a was deleted\. Create it, .* snapshot --config FILE a` sends its rows again"):
         topics.ensure(["shop.a"])
 

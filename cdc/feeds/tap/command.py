@@ -15,6 +15,7 @@ from cdc.errors import ConfigurationError
 from cdc.feeds.tap.page import Page
 from cdc.feeds.tap.server import TapServer
 from cdc.ops import signals
+from cdc.schema.forms import SPACE
 
 _OTHER_DESCRIPTORS: Final = 500
 """Number of file descriptors for files and librdkafka's connections."""
@@ -29,6 +30,13 @@ def tap(config: Config, to: str | None) -> None:
                 f'the TAP server needs format.{name} = "{needed}", and it is "{getattr(config.format, name)}"',
                 f'Set format.{name} = "{needed}", or let a second daemon, with a prefix of its own, publish JSON for it.',
             )
+    if config.routing.rules or config.routing.topic != SPACE:
+        raise ConfigurationError(
+            "the TAP server reads each space's rows from the topic with the space's name, and the configuration has rules for "
+            "topics ([routing])",
+            "Leave [routing] out, or let a second daemon, with a prefix of its own and without such rules, publish for the TAP "
+            "server.",
+        )
     asyncio.run(_serve(config, _address(to) if to is not None else None))
 
 

@@ -28,7 +28,7 @@ from cdc.events.json_values import encode
 from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
 from cdc.protocol.extensions import pack, unpack
-from cdc.schema.forms import SpaceForm, StoredSpace
+from cdc.schema.forms import PLAIN_ROUTING, Routing, SpaceForm, StoredSpace
 from cdc.schema.tracker import published_forms
 
 NUMBERS_KEY: Final = encode({"name": None, "numbers": "by space"})
@@ -131,6 +131,8 @@ def space_record(name: str, space_id: int, space: StoredSpace | None) -> tuple[b
     value = {"space_id": space_id, "schema_version": space.schema_version, "rows": base64.b64encode(rows).decode()}
     if space.columns:
         value["columns"] = space.columns
+    if space.routing != PLAIN_ROUTING:
+        value["routing"] = space.routing.to_json()
     return key, encode(value)
 
 
@@ -168,8 +170,9 @@ def fold(name: str, key: bytes, value: bytes | None, checkpoint: Checkpoint) -> 
             content = json.loads(value)
             packed = base64.b64decode(content["rows"])
             space_row, index_rows = unpack(packed)
+            routing = Routing.from_json(content.get("routing", {}))
             checkpoint.spaces[space_id] = StoredSpace(
-                space_id, space_row, index_rows, content["schema_version"], content.get("columns", "")
+                space_id, space_row, index_rows, content["schema_version"], content.get("columns", ""), routing
             )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigurationError(

@@ -20,17 +20,20 @@ from cdc.stream.batch import Message
 from cdc.stream.commits.checkpoint import Checkpoint
 
 
-def spaces_by_topic(stored: Checkpoint, prefix: str) -> dict[str, str]:
-    """Return the topics that have received the rows of published spaces, with those spaces' names; none during a snapshot."""
+def spaces_by_topic(stored: Checkpoint, prefix: str) -> dict[str, list[str]]:
+    """Return the topics that have received the rows of published spaces, with those spaces' names; none during a snapshot.
+
+    A topic has several spaces only if the rules for topics say so.
+    """
     state = stored.position.snapshot if stored.position is not None else None
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
     if state is None or not state.is_complete:
         return found
     names = TopicNames(prefix)
     for form in stored.published_forms():
         # If two spaces have the same topic because one isn't published any more, the rows there belong to the other space.
         with contextlib.suppress(ConfigurationError):
-            found[names.of_space(form.space_id, form.name)] = form.name
+            found.setdefault(names.of_space(form.space_id, form.name, form.routing), []).append(form.name)
     return found
 
 

@@ -3,7 +3,7 @@
 A name doesn't tell whose a topic is: `shop.eu.users` may belong to the prefix `shop` (space `eu.users`) or to `shop.eu` (space
 `users`), and a mirrored topic has a name that its daemon doesn't know. Therefore the schema topic decides. Its records have the
 owner in `source.name`, and name every space that was ever published, also under its former names. A record precedes the first
-event of its space.
+event of its space. Where rules for topics give a space's topic another name, `topic` in the record has it.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ NOTHING: Final = Owned(None, frozenset())
 
 class _TableChange(msgspec.Struct):
     id: str
+    topic: str | None = None
     previousId: str | None = None  # noqa: N815 - the record's name for it
 
 
@@ -60,6 +61,9 @@ def owned(prefix: str, records: Iterable[bytes]) -> Owned:
             last = record.source.name
             spaces = found.setdefault(last, set())
             for change in record.tableChanges:
+                if change.topic is not None:
+                    spaces.add(change.topic)
+                    continue
                 spaces.update(suffix_of(quoted[1:-1]) for quoted in (change.id, change.previousId) if quoted is not None)
     if last is None:
         return NOTHING

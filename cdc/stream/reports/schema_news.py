@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from cdc.events.topics import TopicNames
+from cdc.events.topics import routed_suffix
 from cdc.schema.forms import KeyPart, StoredSpace
 from cdc.schema.tracker import SchemaTracker
 from cdc.stream.batch import Batch, Broadcast
@@ -23,6 +23,10 @@ REKEYED: Final = (
 OTHER_COLUMNS: Final = (
     "other rules for columns apply to a space: a `t` event has consumers drop its rows, and all of them follow as `r` events by "
     "the new rules; no action is needed"
+)
+OTHER_ROUTING: Final = (
+    "other rules for topics apply to a space: a `t` event has consumers drop its rows where they were, and all of them follow as "
+    "`r` events by the new rules; no action is needed"
 )
 EMPTIED: Final = "all rows of a space are gone"
 PUBLISHED_AGAIN: Final = (
@@ -45,8 +49,8 @@ def schema_reports(batch: Batch, known: Mapping[int, StoredSpace]) -> Iterator[R
             found = _of_space(known.get(space_id), space, is_published_again=space_id in rekeyed)
             if found is not None:
                 yield found
-                if found[0] in (REKEYED, OTHER_COLUMNS):
-                    ends.append(TopicNames("").of_space(space_id, found[1]["space"]))
+                if found[0] in (REKEYED, OTHER_COLUMNS, OTHER_ROUTING):
+                    ends += [f".{routed_suffix(_name(each), each.routing)}" for each in (known.get(space_id), space) if each]
     if batch.has_broadcast:
         for message in batch.parts:
             if isinstance(message, Broadcast) and not message.topic.endswith(tuple(ends)):
@@ -68,7 +72,9 @@ def _of_space(before: StoredSpace | None, now: StoredSpace | None, *, is_publish
         about["former_name"] = _name(before)
     former_key, key = _key(before), _key(now)
     if former_key == key or not former_key or not key:
-        return OTHER_COLUMNS if is_published_again else "a space has another form", about
+        if not is_published_again:
+            return "a space has another form", about
+        return (OTHER_COLUMNS if before.routing == now.routing else OTHER_ROUTING), about
     about |= {"former_key": ", ".join(name for name, _ in former_key), "key": ", ".join(name for name, _ in key)}
     return REKEYED if is_published_again else BARE, about
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,21 @@ def test_topics_that_the_server_cannot_read(tmp_path: Path, name: str, value: st
     }
     with pytest.raises(ConfigurationError, match=f'the TAP server needs format.{name} = "'):
         tap(config.parse(values, "the test"), None)
+    assert not (tmp_path / "tap").exists()
+
+
+@pytest.mark.parametrize("routing", [{"topic": "v2.{space}"}, {"rules": [{"spaces": "a", "topic": "b"}]}])
+def test_rules_for_topics(tmp_path: Path, routing: dict[str, Any]) -> None:
+    values = {
+        "name": "shop",
+        "source": {"uris": ["localhost:1"]},
+        "kafka": {"bootstrap_servers": "localhost:1", "topic_prefix": "shop"},
+        "tap": {"path": tmp_path / "tap"},
+        "routing": routing,
+    }
+    with pytest.raises(ConfigurationError, match=r"the configuration has rules for topics") as raised:
+        tap(config.parse(values, "the test"), None)
+    assert "a second daemon" in raised.value.hint
     assert not (tmp_path / "tap").exists()
 
 

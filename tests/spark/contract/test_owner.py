@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
 import pytest
 
@@ -75,3 +76,21 @@ def test_records_without_a_name_tell_the_topics_only() -> None:
     assert owner.topics == {"shop.users"}
     assert not owner.is_doubtful
     assert owner.has_one_of({"whoever"})
+
+
+def test_spaces_whose_rows_go_to_another_topic() -> None:
+    def record(space_id: int, version: int, space: str, **more: Any) -> str:
+        source = {"name": "shop", "table": space, "space_id": space_id, "schema_version": version}
+        return json.dumps({"source": source, "tableChanges": [{"type": "ALTER", "id": f'"{space}"'} | more]})
+
+    records = [
+        record(1, 3, "a", topic="all"),
+        record(1, 1, "a"),
+        record(2, 2, "b", topic="all"),
+        record(2, 4, "b"),
+        record(3, 5, "c", topic="all"),
+        record(3, 5, "c", type="DROP"),
+        record(4, 6, "d", topic="all"),
+    ]
+    owner = Owner.of("shop", records)
+    assert owner.routed == {"a": "shop.all", "d": "shop.all"}

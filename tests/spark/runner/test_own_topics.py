@@ -62,6 +62,15 @@ def test_only_the_daemons_own_topics_and_events_count(
     # Fewer spaces: what is left out isn't gone in silence.
     assert run.main([job, *arguments, "--spaces", "users"]) == 1
     assert "Start it with the former --spaces" in capsys.readouterr().err
+    # From now on its rows go to another topic, which the job wouldn't find by the space's name.
+    moved = json.loads(schema(5, space="orders", space_id=514, version=2).value or "")
+    moved["tableChanges"][0]["topic"] = "sales"
+    daemon.send(Message("shop.schema", '{"space_id":514,"schema_version":2}', json.dumps(moved)))
+    daemon.send(put("c", {"id": 2}, 6))
+    assert run.main([job, *arguments]) == 1
+    said = capsys.readouterr().err
+    assert f"the rows of 'orders' to {daemon.prefix}.sales" in said
+    assert "--spaces" in said
 
 
 def test_without_forms_an_event_of_another_daemon_ends_the_job(

@@ -20,6 +20,13 @@ def test_every_space_under_all_of_its_names() -> None:
     assert found == ("shop", frozenset({"users", "people", "a_b_c"}))
 
 
+def test_topics_with_other_names_than_their_spaces() -> None:
+    routed = json.loads(record("shop", "orders_a", "orders_b"))
+    routed["tableChanges"][0]["topic"] = "orders"
+    found = owned("shop", [record("shop", "users"), json.dumps(routed).encode()])
+    assert found == ("shop", frozenset({"users", "orders"}))
+
+
 def test_a_copy_under_another_prefix_has_the_name_of_its_daemon() -> None:
     assert owned("dc1.shop", [record("shop", "users")]) == ("shop", frozenset({"users"}))
 
