@@ -16,7 +16,7 @@ RUN apt-get update \
 # The daemon: docker build --target daemon .
 FROM python:3.11-slim AS daemon
 COPY --from=wheel /app/constraints.txt /app/wheels/ /app/
-RUN pip install --no-cache-dir --constraint /app/constraints.txt "$(echo /app/*.whl)[registry]" \
+RUN pip install --no-cache-dir --constraint /app/constraints.txt "$(echo /app/*.whl)[filter,registry]" \
     && useradd --create-home cdc \
     && install -d -o cdc -g cdc /var/lib/tarantool-cdc
 USER cdc

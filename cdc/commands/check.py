@@ -23,6 +23,7 @@ from cdc.daemon.start import formats_of, options_of, supposed_before
 from cdc.errors import CdcError, ConfigurationError, Remedy
 from cdc.events import topics
 from cdc.events.routes import check_routes
+from cdc.events.row_route import check_rows
 from cdc.formats.names import check_names
 from cdc.kafka import checkpoint_topic, rights, topic_settings
 from cdc.kafka.clients import KafkaClients
@@ -32,6 +33,7 @@ from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
 from cdc.schema.fitting import check_types
 from cdc.schema.forms import SpaceForm
+from cdc.schema.keys import is_keyable
 from cdc.schema.tracker import SchemaTracker
 from cdc.store import numbers_file
 from cdc.stream.commits import ownership
@@ -173,6 +175,9 @@ def _published(
     try:
         check_names(published, formats_of(config))
         check_routes(published)
+        check_rows(
+            published, lambda form: config.state.images != "none" and (config.state.images == "source" or is_keyable(form))
+        )
     except ConfigurationError as error:
         yield Finding("spaces", str(error))
     for form in published:

@@ -43,10 +43,13 @@ class RoutingRuleSection(Section):
     for groups of the pattern. Without `{space}`, all spaces with this topic share it: their keys then begin with the space's name
     (`__dbz__physicalTableIdentifier`)."""
 
+    where: str = ""
+    """Expression in CEL, such as `row.status != 'draft'`: only rows for which it is true have events. Empty: all rows."""
+
     @model_validator(mode="after")
     def _says_something(self) -> RoutingRuleSection:
-        if self.topic is None:
-            raise ValueError(f"the rule for spaces = {self.spaces!r} has no effect: give topic")
+        if self.topic is None and not self.where:
+            raise ValueError(f"the rule for spaces = {self.spaces!r} has no effect: give topic or where")
         count = re.compile(self.spaces).groups
         for place in _PLACE.findall(self.topic or ""):
             if place != _SPACE and not (place.isdecimal() and 0 < int(place) <= count):

@@ -174,6 +174,7 @@ def begin(plan: StartPlan, checkpoint: Checkpoint, writer: StateWriter | None, s
         list(begins_at.spaces.values()),
         images=images,
         catch_up_to=plan.catch_up_to,
+        published=list(checkpoint.spaces.values()) if plan.catch_up_to is not None else (),
     )
     if writer is not None and plan.clears_store is None and plan.catch_up_to is None:
         # The checkpoint records that a space is no longer published with the first change after that. Until then the space's

@@ -20,6 +20,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 from cdc.events.columns import NO_COLUMN_RULES, ColumnPlan, ColumnRules, plan_of
 from cdc.events.json_values import encode
 from cdc.events.row_encoder import Encode, RowEncoder
+from cdc.events.row_route import RowRoute
 from cdc.events.topics import routed_suffix
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
@@ -95,6 +96,10 @@ class Openings(NamedTuple):
     after_upsert: bytes = b""
     delete: bytes = OPEN_DELETE
     truncate: bytes = OPEN_TRUNCATE
+
+    def are_of_deletion(self, opening: bytes) -> bool:
+        """Return whether an event with this opening deletes its key."""
+        return opening in (self.delete, self.delete_image)
 
 
 OPENINGS: Final = Openings()
@@ -179,6 +184,8 @@ class SpaceEvents:
         """Number with which the keys of the images begin, if `changes` use images."""
         self.fitting: Fitting | None = None
         """Check of the results of UPSERTs, if `changes` use images and the server ignores results that don't fit."""
+        self.route: RowRoute | None = None
+        """What rules say of the rows; None if all are published as they are."""
         self.counts_upserts = False
         """Whether UPSERTs are counted."""
         self.changes: dict[int, Change] = {

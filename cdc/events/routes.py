@@ -1,4 +1,4 @@
-"""Rules for topics: which topic the events of a space go to.
+"""Rules for spaces: which topic their events go to, and which rows have events.
 
     template + rules ──▶ Routing of each space      the first rule whose pattern matches the complete name applies
 
@@ -31,11 +31,16 @@ class RoutingRule(Protocol):
     def topic(self) -> str | None:
         """Template of the topic's name behind the prefix; None: as for spaces without a rule."""
 
+    @property
+    def where(self) -> str:
+        """Expression that chooses the rows that have events; empty: all."""
+
 
 class _CompiledRule:
     def __init__(self, rule: RoutingRule, number: int) -> None:
         self.name = f"routing.rules, the rule for spaces = {rule.spaces!r} (number {number})"
         self.topic = rule.topic
+        self.where = rule.where
         self.match = re.compile(rule.spaces).fullmatch
 
 
@@ -52,7 +57,7 @@ class Routes:
             found = rule.match(name)
             if found is not None:
                 topic = self._topic if rule.topic is None else _filled(rule.topic, found)
-                return _routing(topic, name)
+                return _routing(topic, name, rule.where)
         return _routing(self._topic, name)
 
     def without_effect(self, forms: Sequence[SpaceForm]) -> Iterator[str]:
@@ -83,5 +88,5 @@ def _filled(topic: str, found: re.Match[str]) -> str:
     return GROUP.sub(lambda place: suffix_of(found[int(place[1])] or ""), topic)
 
 
-def _routing(topic: str, name: str) -> Routing:
-    return Routing(topic, "" if SPACE in topic else name)
+def _routing(topic: str, name: str, where: str = "") -> Routing:
+    return Routing(topic, "" if SPACE in topic else name, where)

@@ -95,7 +95,7 @@ class ImageChanges:
         body, values = self._read(frame)
         return body[_TUPLE], values[_TUPLE]
 
-    def put(self, key: bytes, before: bytes | None, after: bytes, tuple_: Sequence[Any]) -> tuple[bytes, bytes]:
+    def put(self, key: bytes, before: bytes | None, after: bytes, tuple_: Sequence[Any]) -> tuple[bytes, bytes] | None:
         """Set a key's tuple to `after` (decoded: `tuple_`), replacing `before`; return opening and content of the event."""
         try:
             content = self.space.rows[len(tuple_)](tuple_)
@@ -110,16 +110,21 @@ class ImageChanges:
             return openings.create, content
         return (openings.update, content) if row is None else (openings.update_image, row + openings.after + content)
 
-    def delete(self, key: bytes, before: bytes) -> tuple[bytes, bytes, bytes]:
+    def delete(self, key: bytes, before: bytes) -> tuple[bytes, bytes, bytes] | None:
         """Delete a key; return key, opening and content of the event."""
         try:
             shown = self.space.key_of(tuple_values(before))
         except EncodingError:
             self._images.delete(key)
             raise
-        row, openings = self._row(before), self._openings
+        gone = self._gone(before)
         self._images.delete(key)
-        return (shown, openings.delete, b"") if row is None else (shown, openings.delete_image, row + openings.no_after)
+        return (shown, *gone)
+
+    def _gone(self, before: bytes) -> tuple[bytes, bytes]:
+        """Return opening and content of the event that deletes a row."""
+        row, openings = self._row(before), self._openings
+        return (openings.delete, b"") if row is None else (openings.delete_image, row + openings.no_after)
 
     def _row(self, tuple_: bytes) -> bytes | None:
         """Return the previous row; None if it can't be encoded, which was reported when the row was received."""
@@ -140,14 +145,12 @@ class ImageChanges:
             if not self._is_beside(before, found):
                 raise self._twice(before, found)
             before = None  # as if the row were in the store already
-        opening, content = self.put(key, before, found, tuple_)
-        return self.space.key_of(tuple_), opening, content
+        return self._event(tuple_, self.put(key, before, found, tuple_))
 
     def _put(self, _: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
         tuple_, found = self.tuple_of(frame)
         key = self.store_key(tuple_)
-        opening, content = self.put(key, self._images.current(key), found, tuple_)
-        return self.space.key_of(tuple_), opening, content
+        return self._event(tuple_, self.put(key, self._images.current(key), found, tuple_))
 
     def _delete(self, _: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
         body, values = self._read(frame)
@@ -181,7 +184,7 @@ class ImageChanges:
             raise self._unappliable(key, before, f"{_OTHER_KEY} ({error.message})") from error
         if not is_same:
             raise self._unappliable(key, before, _OTHER_KEY)
-        return self._changed(key, before, after, result)
+        return self._event(result, self.put(key, before, after, result))
 
     def _upsert(self, _: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
         body, values = self._read(frame)
@@ -189,8 +192,7 @@ class ImageChanges:
         key = self.store_key(tuple_)
         before = self._images.current(key)
         if before is None:
-            opening, content = self.put(key, None, values[_TUPLE], tuple_)
-            return self.space.key_of(tuple_), opening, content
+            return self._event(tuple_, self.put(key, None, values[_TUPLE], tuple_))
         if key in self._images.doubtful:
             raise self._unappliable(key, before, PASSED_OVER)
         if self._notation is not None:
@@ -211,7 +213,7 @@ class ImageChanges:
             raise self._unappliable(key, before, f"{_NO_KEY} ({error.message})") from error
         if self._fitting is not None and not self._fitting.fits(after):
             return None
-        return self._changed(key, before, after, result)
+        return self._event(result, self.put(key, before, after, result))
 
     def _unappliable(self, key: bytes, before: bytes, reason: str) -> ImageError:
         return unappliable(self.space.form, key, before, reason)
@@ -272,9 +274,9 @@ class ImageChanges:
             "version": self._version,
         }
 
-    def _changed(self, key: bytes, before: bytes, after: bytes, values: Sequence[Any]) -> tuple[bytes, bytes, bytes]:
-        opening, content = self.put(key, before, after, values)
-        return self.space.key_of(values), opening, content
+    def _event(self, tuple_: Sequence[Any], change: tuple[bytes, bytes] | None) -> tuple[bytes, bytes, bytes] | None:
+        """Return an event with its key, which is that of a tuple."""
+        return None if change is None else (self.space.key_of(tuple_), *change)
 
     # A server logs a request's body as the client wrote it: with any keys, in any order, some of them twice.
 

@@ -33,31 +33,44 @@ class SourceImages:
 
     def __init__(self, space: SpaceEvents) -> None:
         self._space = space
+        self._insert_whole = space.changes[Type.INSERT]
         self._delete_by_key = space.changes[Type.DELETE]
         self.changes: dict[int, Change] = {
-            Type.INSERT: space.changes[Type.INSERT],
+            Type.INSERT: self._insert,
             Type.REPLACE: self._put,
             Type.DELETE: self._delete,
             Type.UPDATE: self._put,
             Type.UPSERT: self._put,
         }
 
-    def _put(self, body: Body, _: bytes) -> tuple[bytes, bytes, bytes]:
-        after = body.get(_NEW_TUPLE)
-        if after is None:
-            raise EncodingError("the row has no images: the server's log doesn't contain the new tuple", _HINT)
-        space, before = self._space, body.get(_OLD_TUPLE)
-        key, row, openings = space.key_of(after), self._row(after), space.openings
+    def _insert(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        return self._insert_whole(body, frame)
+
+    def _put(self, body: Body, _: bytes) -> tuple[bytes, bytes, bytes] | None:
+        after, before = self._new_tuple(body), body.get(_OLD_TUPLE)
         if before is None:
-            return key, openings.create, row
+            return self._created(after)
+        space = self._space
+        key, row, openings = space.key_of(after), self._row(after), space.openings
         if not space.shows_before:
             return key, openings.update, row
         return key, openings.update_image, self._row(before) + openings.after + row
 
     def _delete(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
         before = body.get(_OLD_TUPLE)
-        if before is None:
-            return self._delete_by_key(body, frame)
+        return self._delete_by_key(body, frame) if before is None else self._deleted(before)
+
+    @staticmethod
+    def _new_tuple(body: Body) -> list[Any]:
+        after: list[Any] | None = body.get(_NEW_TUPLE)
+        if after is None:
+            raise EncodingError("the row has no images: the server's log doesn't contain the new tuple", _HINT)
+        return after
+
+    def _created(self, after: list[Any]) -> tuple[bytes, bytes, bytes]:
+        return self._space.key_of(after), self._space.openings.create, self._row(after)
+
+    def _deleted(self, before: list[Any]) -> tuple[bytes, bytes, bytes]:
         openings = self._space.openings
         return self._space.key_of(before), openings.delete_image, self._row(before) + openings.no_after
 

@@ -82,12 +82,17 @@ SPACE: Final = "{space}"
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Where a space's events go. If it changes, what consumers have of the space isn't what they would have got by it."""
+    """Where a space's events go, and which rows have events.
+
+    If it changes, what consumers have of the space isn't what they would have got by it.
+    """
 
     topic: str = SPACE
     """Name of the topic behind the prefix."""
     shared_as: str = ""
     """The space's name, if other spaces may have the same topic: each key then says whose it is."""
+    where: str = ""
+    """Expression that chooses the rows that have events (cdc.events.row_filter); empty: all."""
 
     def to_json(self) -> dict[str, Any]:
         """Return what isn't the default."""

@@ -205,6 +205,21 @@ class SchemaTracker:
         self._touched.clear()
         return found
 
+    def begin_rules(
+        self, columns: Callable[[SpaceForm], str], routing: Callable[[str], Routing], published: Iterable[StoredSpace]
+    ) -> None:
+        """Apply the configuration's rules from now on, after forms kept what was stored.
+
+        `published` are the spaces in the checkpoint: it says by which rules their rows are published. All spaces are checked.
+        """
+        self._columns, self._routing = columns, routing
+        for space in published:
+            known = self._known.get(space.space_id)
+            if known is not None and space.schema_version:
+                by = replace(known, columns=space.columns, routing=space.routing)
+                self._known[space.space_id] = replace(by, schema_version=space.schema_version)
+        self.touch_all()
+
     def has_other_rules(self, space_ids: Iterable[int]) -> bool:
         """Return whether the next `changes` will find that other rules apply to the rows of one of these spaces."""
         for space_id in self._touched.keys() & set(space_ids):

@@ -327,6 +327,8 @@ def write_rows(
 
 def _row(context: EventContext, space: SpaceEvents, tuple_: bytes, values: list[Any], pieces: tuple[bytes, bytes]) -> bool:
     try:
+        if space.route is not None and not space.route.chooses(values):
+            return False
         key, row = space.key_of(values), space.rows[len(values)](values)
     except (EncodingError, SchemaError) as error:
         space_id = space.form.space_id

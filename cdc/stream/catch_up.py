@@ -12,7 +12,7 @@ at its position.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from typing import Final
 
@@ -39,6 +39,8 @@ class CatchUp:
         assert context.images is not None, "without images there is nothing to bring up to the published position"
         self.until = until
         self.is_over = False
+        self.on_end: Callable[[], None] = lambda: None
+        """Called at the end: from there on, the configuration's rules apply."""
         self._images = context.images
         self._builder = context.builder
         self._spaces = context.spaces
@@ -100,7 +102,9 @@ class CatchUp:
         self._builder.restart(until.seq)
         self._spaces.schema.schema_version = until.schema_version
         self._events.base = replace(self._events.base, snapshot=until.snapshot, rekeyed=until.rekeyed, requests=until.requests)
-        # The configuration may publish other spaces than before, and Kafka's checkpoint has to record that.
+        # The configuration may publish other spaces than before, or by other rules, and Kafka's checkpoint has to record that.
         self._spaces.schema.touch_all()
+        self.on_end()
+        self._spaces.encoders.clear()
         self.is_over = True
         return batch

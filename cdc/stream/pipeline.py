@@ -15,7 +15,7 @@ events are published.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from cdc import __version__
@@ -64,10 +64,12 @@ class Pipeline:
         *,
         images: Images | None = None,
         catch_up_to: Position | None = None,
+        published: Collection[StoredSpace] = (),
     ) -> None:
         """Begin at `position`, with the schema `stored` there. If there are `images` at that position, events contain images.
 
-        Rows between `position` and `catch_up_to` are already published: they only change the images.
+        Rows between `position` and `catch_up_to` are already published: they only change the images. The rules by which they are
+        published are those of the spaces `published` there, and the configuration's rules apply behind them.
         """
         options, server_uuid = surroundings.options, surroundings.server_uuid
         if images is not None:
@@ -77,7 +79,11 @@ class Pipeline:
         names = surroundings.new_names(options.prefix)
         names.reserve(options.optional_topics)
         builder = BatchBuilder(names, position.seq, options.batch_bytes_max)
-        schema = SchemaTracker(stored, position.schema_version, columns.mark, options.routes().of)
+        routes = options.routes()
+        is_behind = catch_up_to is not None
+        schema = SchemaTracker(
+            stored, position.schema_version, None if is_behind else columns.mark, None if is_behind else routes.of
+        )
         spaces = Spaces(surroundings, schema, envelope, builder, images)
         refusals = Refusals(options, spaces, builder, images, str(server_uuid))
         notifier = Notifier(builder, options.prefix, is_on=options.has_notifications)
@@ -95,7 +101,10 @@ class Pipeline:
         ahead = Ahead(self._waiting)
         self._boundaries = Boundaries(context, events, self._limbo, ahead, Ledger(position))
         self._publication = Publication(context, events, self._boundaries)
-        catch_up = CatchUp(catch_up_to, context, events, self._boundaries, ahead) if catch_up_to is not None else None
+        catch_up = None
+        if catch_up_to is not None:
+            catch_up = CatchUp(catch_up_to, context, events, self._boundaries, ahead)
+            catch_up.on_end = lambda: schema.begin_rules(columns.mark, routes.of, published)
         assembler = Assembler(memory_bytes_max=options.transaction_bytes_max, new_spool=surroundings.new_spool)
         self._python = PythonStream(assembler, self._limbo, events, self._publication, catch_up, ahead)
         self._stream: PythonStream | CompiledStream = self._python

@@ -310,11 +310,12 @@ class Snapshot:
             before, after = self._pieces_of(space)
             for count, (key, tuple_) in enumerate(self._images.missing(form.space_id), 1):
                 try:
-                    shown, opening, content = self._deleted(form, key, tuple_)
+                    change = self._deleted(form, key, tuple_)
                 except EncodingError as error:
                     self._refuse(error, form.space_id, stored_body(form.space_id, tuple_))
                     continue
-                if not self._silent[form.space_id]:
+                if change is not None and not self._silent[form.space_id]:
+                    shown, opening, content = change
                     self._event(space.topic, shown, opening + content, before, after)
                     if self._tombstones:
                         self._builder.parts.append((space.topic, shown, None))
@@ -322,8 +323,8 @@ class Snapshot:
                     yield
         self._images.end_snapshot()
 
-    def _deleted(self, form: SpaceForm, key: bytes, tuple_: bytes) -> tuple[bytes, bytes, bytes]:
-        """Delete a key; return the key, the opening and the content of the event. Raises EncodingError."""
+    def _deleted(self, form: SpaceForm, key: bytes, tuple_: bytes) -> tuple[bytes, bytes, bytes] | None:
+        """Delete a key; return the key, the opening and the content of the event, if it has one. Raises EncodingError."""
         try:
             return self._spaces.image_changes[form.space_id].delete(key, tuple_)
         except WiderRowError as error:
@@ -376,11 +377,13 @@ class Snapshot:
                 continue
             try:
                 if space_id in image_changes:
-                    self._compared(image_changes[space_id], frame)
-                    counts[space_id] = counts.get(space_id, 0) + 1
+                    counts[space_id] = counts.get(space_id, 0) + self._compared(image_changes[space_id], frame)
                 elif not silent[space_id]:
                     tuple_ = body[TUPLE]
                     if not self._choice.is_wanted(space_id, tuple_):
+                        continue
+                    if space.route is not None and not space.route.chooses(tuple_):
+                        counts.setdefault(space_id, 0)
                         continue
                     key = space.key_of(tuple_)
                     row = space.rows[len(tuple_)](tuple_)
@@ -399,8 +402,11 @@ class Snapshot:
             if builder.byte_count > bytes_max:
                 yield
 
-    def _compared(self, changes: ImageChanges, frame: bytes) -> None:
-        """Make the event of a row whose space has images, if the row differs from its image."""
+    def _compared(self, changes: ImageChanges, frame: bytes) -> bool:
+        """Make the event of a row whose space has images, if the row differs from its image.
+
+        Return whether consumers have the row: not if rules leave it out.
+        """
         assert self._images is not None
         tuple_, found = changes.tuple_of(frame)
         key = changes.store_key(tuple_)
@@ -409,19 +415,25 @@ class Snapshot:
             self._space_ids[key[:_PREFIX_BYTES]] = changes.space.form.space_id
         before = self._images.current(key)
         if found == before:
-            return
+            return True
         space = changes.space
         if self._silent[space.form.space_id]:
             self._images.put(key, found)
             self._pieces[space.form.space_id] = _SILENT
-            return
+            return True
         if not self._choice.is_wanted(space.form.space_id, tuple_):
             self._images.put(key, found)
-            return
-        opening, content = changes.put(key, before, found, tuple_)
+            return False
+        change = changes.put(key, before, found, tuple_)
+        if change is None:
+            return False
+        opening, content = change
         if before is None and not self._known.get(space.form.space_id, False):
             opening = space.openings.snapshot
         self._event(space.topic, space.key_of(tuple_), opening + content, *self._pieces_of(space))
+        if self._tombstones and space.route is not None and space.openings.are_of_deletion(opening):
+            self._builder.parts.append((space.topic, space.key_of(tuple_), None))
+        return True
 
     def _refuse(self, error: CdcError, space_id: object, body: bytes) -> None:
         self._refusals.refuse(error, SNAPSHOT, INSERT, 0, body, space_id)

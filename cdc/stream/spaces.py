@@ -16,11 +16,13 @@ from cdc.events import topics
 from cdc.events.columns import CONCEALED
 from cdc.events.envelope import Envelope, SpaceEvents
 from cdc.events.routes import check_routes
+from cdc.events.row_route import check_rows, row_route
 from cdc.events.topics import SpaceFilter
 from cdc.formats.names import check_names
 from cdc.formats.rows import widened
 from cdc.images.image_events import VINYL_CHECKS_SINCE, ImageChanges
 from cdc.images.overlay import Images
+from cdc.images.routed_changes import RoutedImageChanges, RoutedSourceImages
 from cdc.images.source_images import SourceImages
 from cdc.positions.position import Position
 from cdc.protocol.codec import Body
@@ -82,6 +84,7 @@ class Spaces:
         self._builder = builder
         self._server_uuid = str(surroundings.server_uuid)
         self._has_source_images = surroundings.options.has_source_images
+        self._keeps_images: Callable[[SpaceForm], bool] = is_keyable if images is not None else lambda _: self._has_source_images
         self._server_version = ".".join(map(str, surroundings.version))
         self._merges_upserts = surroundings.version < VINYL_CHECKS_SINCE
         # Of those that the Python path has handled.
@@ -147,19 +150,26 @@ class Spaces:
     def events_of(self, form: SpaceForm) -> SpaceEvents:
         """Return an encoder for one form, and announce its topic."""
         space = self.plain_events_of(form)
+        route = space.route = row_route(form)
+        # Only the Python path knows these rules.
+        space.is_compiled &= route is None
         self.image_changes.pop(form.space_id, None)
         if self._images is not None:
             try:
-                changes = ImageChanges(space, self._images)
+                changes = ImageChanges(space, self._images) if route is None else RoutedImageChanges(space, self._images, route)
             except UnkeyableError as error:
                 self._images.spaces_without_images[form.name] = error.message
+                space.changes = space.changes if route is None else route.by_key(space.changes)
             else:
                 space.changes, space.changes_by = changes.changes, "image"
                 space.key_number = self._images.number(form.space_id)
                 self.image_changes[form.space_id] = changes
         elif self._has_source_images:
-            space.changes, space.changes_by = SourceImages(space).changes, "source"
+            source = SourceImages(space) if route is None else RoutedSourceImages(space, route)
+            space.changes, space.changes_by = source.changes, "source"
             return space
+        elif route is not None:
+            space.changes = route.by_key(space.changes)
         if form.is_vinyl and self._merges_upserts:
             space.count_upserts(self._count_upsert)
         return space
@@ -180,7 +190,7 @@ class Spaces:
         place = form.name, form.routing
         topic = self._names.unchecked(*place) if is_former else self._names.of_space(form.space_id, *place)
         self._builder.announce(topic)
-        has_images = is_keyable(form) if self._images is not None else self._has_source_images
+        has_images = self._keeps_images(form)
         server_version = None if has_images else self._server_version
         width = self._widths.get(form.space_id)
         shape = widened(form, width, self._columns.shown(form).field_names) if width is not None else form
@@ -292,6 +302,7 @@ class Spaces:
         forms = self.published_forms()
         check_names([self._columns.shown(form) for form in forms], self._formats)
         check_routes(forms)
+        check_rows(forms, self._keeps_images)
         for form in forms:
             self._names.of_space(form.space_id, form.name, form.routing)
 

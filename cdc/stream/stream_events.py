@@ -151,7 +151,7 @@ class StreamEvents:
             value = fragments.event(space, lsn, row_number, builder.seq, opening + content)
             builder.byte_count += len(value)
             builder.parts.append((space.topic, key, value))
-            if kind == DELETE and tombstones:
+            if tombstones and (kind == DELETE or (space.route is not None and space.openings.are_of_deletion(opening))):
                 builder.parts.append((space.topic, key, None))
             if builder.byte_count > bytes_max and row_number + 1 != transaction.row_count:
                 return False

@@ -355,11 +355,16 @@ def test_a_dead_letter_has_no_body() -> None:
     assert letters[1]["body"]
 
 
-def test_other_rules_make_another_form() -> None:
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_other_rules_make_another_form(is_behind: bool) -> None:
+    """Also if the state store is behind what is published at the start."""
     master, replica = life(images=True)
     first = news(replica)
     version = events(first)[0].source["schema_version"]
     replica.flush()
+    if is_behind:
+        master.replace("others", 9, "Rome")
+        news(replica)
     replica.crash()
     replica._options["column_rules"] = [ColumnsRule(spaces=SPACE, exclude=["email"])]
     replica.connect()

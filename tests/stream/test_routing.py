@@ -146,10 +146,20 @@ def test_keys_of_other_formats_say_whose_they_are(key: Any) -> None:
     assert [(one[NAME], int(one["id"])) for one in keys] == [("orders_a", 1), ("orders_b", 1)]
 
 
-def test_another_rule_moves_the_rows() -> None:
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_another_rule_moves_the_rows(is_behind: bool) -> None:
+    """Also if the state store is behind what is published at the start."""
     master, replica = life([])
     news(replica)
-    again(replica, routing_rules=SHARED)
+    if is_behind:
+        replica.flush()
+        master.insert("users", 9, "nine", 9)
+        news(replica)
+        replica.crash()
+        replica._options.update(routing_rules=SHARED)
+        replica.connect()
+    else:
+        again(replica, routing_rules=SHARED)
     master.insert("users", 2, "two", 2)
     assert events(news(replica)) == [
         ("shop.orders_a", "t", None, "orders_a"),

@@ -1,0 +1,306 @@
+"""Rules for rows: a consumer that folds the events has the rows for which the expression is true, whatever happens."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.config.columns import ColumnsRule
+from cdc.config.routing import RoutingRuleSection
+from cdc.errors import ConfigurationError, EncodingError, SnapshotNeededError
+from cdc.positions.vclock import VClock
+from cdc.stream.backfill import Backfill
+from tests.fakes.master import Master
+from tests.fakes.pipelines import NOW_US
+from tests.fakes.profiles import SOME
+from tests.fakes.replica import Replica
+from tests.fakes.shop import USERS, Sent, Shop, read
+
+Row = Sequence[Any]
+Rule = tuple[str, Callable[[Row], bool]]
+
+
+def _balance(row: Row) -> Any:
+    return row[2] if len(row) > 2 else None
+
+
+RULES: Final[list[Rule]] = [
+    ("row.name == 'a'", lambda row: row[1] == "a"),
+    ("row.balance != null && row.balance > 3", lambda row: _balance(row) is not None and _balance(row) > 3),
+    ("row.balance == null || row.name != 'b'", lambda row: _balance(row) is None or row[1] != "b"),
+    ("row.id in [1, 3, 5]", lambda row: row[0] in (1, 3, 5)),
+    ("false", lambda _: False),
+    ("true", lambda _: True),
+]
+OF_KEY: Final = RULES[3:]
+
+
+def rules(where: str, *, is_shared: bool = False) -> list[RoutingRuleSection]:
+    return [RoutingRuleSection(spaces=".*", where=where, topic="all" if is_shared else None)]
+
+
+class Consumer:
+    """What somebody has who folds the events of the topics: the rows by space and key."""
+
+    def __init__(self) -> None:
+        self.rows: dict[tuple[int, Any], dict[str, Any]] = {}
+        self._seqs: dict[tuple[int, Any], int] = {}
+        self._tombstone: tuple[str, Any] | None = None
+
+    def take(self, found: list[Sent]) -> None:
+        for one in found:
+            if one.topic == "shop.snapshot" and one.value["status"] == "COMPLETED":
+                for space in one.value["spaces"]:
+                    self._sweep(space["space_id"], space["sweep_seq"])
+            if self._tombstone is not None:
+                assert ((one.topic, one.key), one.value) == (self._tombstone, None), "a tombstone follows each d"
+                self._tombstone = None
+            elif one.op is not None:
+                self._event(one)
+
+    def _event(self, one: Sent) -> None:
+        space_id, value = one.source["space_id"], one.value
+        if one.op == "t":
+            self.rows = {place: row for place, row in self.rows.items() if place[0] != space_id}
+            return
+        place = space_id, tuple(one.key.items())
+        self._seqs[place] = one.source["seq"]
+        assert value["before"] == (self.rows.get(place) if one.op in ("u", "d") else None), one
+        assert one.op != "c" or place not in self.rows
+        if one.op == "d":
+            del self.rows[place]
+            self._tombstone = one.topic, one.key
+        else:
+            self.rows[place] = value["after"]
+
+    def _sweep(self, space_id: int, seq: int) -> None:
+        for place in [place for place in self.rows if place[0] == space_id and self._seqs[place] <= seq]:
+            del self.rows[place]
+
+    def contents(self) -> list[tuple[int, list[Any]]]:
+        """The rows, with the ids of their spaces."""
+        return sorted((space_id, list(row.values())) for (space_id, _), row in self.rows.items())
+
+
+def change(master: Master, rng: random.Random, name: str) -> None:
+    """One change that a client may make."""
+    key = rng.randint(1, 6)
+    row = [key, rng.choice(["a", "b", "c"]), rng.choice([None, 1, 5, 2.5])][: rng.choice([2, 3, 3])]
+    is_there = any(one[0] == key for one in master.contents(name))
+    match rng.randrange(10):
+        case 0 | 1 if not is_there:
+            master.insert(name, *row)
+        case 2 | 3:
+            master.replace(name, *row)
+        case 4 | 5 if is_there:
+            master.update(name, [key], ["=", 2, rng.choice(["a", "b"])], ["=", 3, rng.choice([None, 0, 7])])
+        case 6:
+            master.upsert(name, row, ["=", 2, rng.choice("abc")])
+        case 7 | 8 if is_there:
+            master.delete(name, key)
+        case 9 if rng.random() < 0.2:
+            master.truncate(name)
+
+
+def expected(master: Master, chooses: Callable[[Row], bool], names: Sequence[str]) -> list[tuple[int, list[Any]]]:
+    return sorted((master.id_of(name), list(row)) for name in names for row in master.contents(name) if chooses(row))
+
+
+def life(rng: random.Random, *, images: bool) -> None:
+    """Some changes, transactions, restarts, gaps and other rules."""
+    master, names = Master("2.11"), ["users", "orders"]
+    for name in names:
+        master.create_space(name, USERS)
+    for _ in range(rng.randrange(8)):
+        change(master, rng, rng.choice(names))
+    where, chooses = rng.choice(RULES)
+    is_shared = rng.random() < 0.3
+    # Either of the state store, or of the log's own rows.
+    master.writes_images = not images
+    replica = Replica(master, images=images, has_source_images=not images, routing_rules=rules(where, is_shared=is_shared))
+    replica.connect()
+    consumer = Consumer()
+
+    def follow() -> None:
+        replica.relay.relay()
+        replica.receive()
+        replica.commit()
+        consumer.take([read(message) for message in replica.news()])
+
+    def again() -> None:
+        replica.crash()
+        replica._options["routing_rules"] = rules(where, is_shared=is_shared)
+        replica.connect()
+
+    for _ in range(rng.randint(5, 25)):
+        match rng.randrange(12):
+            case 0:
+                follow()
+                assert consumer.contents() == expected(master, chooses, names)
+            case 1:
+                again()
+            case 2 if images:
+                follow()
+                replica.flush()
+            case 3:
+                follow()
+                replica.crash()
+                change(master, rng, rng.choice(names))
+                master.gc_vclock = master.vclock
+                again()
+            case 4 if images:
+                follow()
+                where, chooses = rng.choice(RULES)
+                again()
+                change(master, rng, "users")
+                master.replace("orders", 1, "a", 4)
+            case 5:
+                master.begin()
+                master.replace("users", 6, "b", 5)
+                for _ in range(rng.randint(1, 4)):
+                    change(master, rng, rng.choice(names))
+                master.commit()
+            case 6 if images:
+                follow()
+                if not replica.pipeline._context.spaces.schema.is_touched:
+                    replica.submit(replica.pipeline.backfill(Backfill(names), NOW_US))
+            case _:
+                change(master, rng, rng.choice(names))
+    master.replace("users", 1, "a", 4)
+    follow()
+    assert consumer.contents() == expected(master, chooses, names)
+
+
+@pytest.mark.parametrize("images", [True, False])
+@SOME
+@given(seed=st.integers(0, 2**32))
+def test_a_consumer_has_the_rows_that_the_rule_chooses(images: bool, seed: int) -> None:
+    life(random.Random(seed), images=images)
+
+
+@SOME
+@given(st.integers(0, 2**32))
+def test_the_same_without_images_by_the_key_alone(seed: int) -> None:
+    rng = random.Random(seed)
+    master = Master("2.11")
+    master.create_space("users", USERS)
+    where, chooses = rng.choice(OF_KEY)
+    replica = Replica(master, routing_rules=rules(where))
+    replica.connect()
+    found: list[Sent] = []
+    for _ in range(20):
+        change(master, rng, "users")
+        if rng.random() < 0.2:
+            replica.crash()
+            replica.connect()
+        replica.relay.relay()
+        replica.receive()
+        replica.commit()
+        found += [read(message) for message in replica.news()]
+    keys = [one.key["id"] for one in found if one.op in ("c", "u", "d", "r")]
+    assert all(chooses([key]) for key in keys)
+    assert {row[0] for row in master.contents("users") if chooses(row)} <= set(keys)
+    seqs = [one.source["seq"] for one in found if one.op is not None]
+    assert seqs == list(range(1, len(seqs) + 1)), "rows that aren't published take no number"
+
+
+def shop(where: str, **options: Any) -> Shop:
+    return Shop(images=True, routing_rules=rules(where), **options)
+
+
+def content(events: list[Sent]) -> list[tuple[str | None, Any, Any]]:
+    return [(one.op, one.value["before"], one.value["after"]) for one in events]
+
+
+def test_rows_enter_stay_and_leave() -> None:
+    target = shop("row.balance > 15")
+    assert [(one.op, one.key) for one in target.snapshot if one.op is not None] == [("r", {"id": 2})]
+    completed = next(one for one in target.snapshot if one.topic == "shop.snapshot" and one.value["status"] == "COMPLETED")
+    assert completed.value["spaces"][0]["rows"] == 1
+    one, two = {"id": 1, "name": "one"}, {"id": 2, "name": "two"}
+    target.master.update("users", [1], ["=", 3, 11])
+    assert target.follow() == []
+    target.master.update("users", [1], ["=", 3, 16])
+    assert content(target.events()) == [("c", None, one | {"balance": 16})]
+    target.master.update("users", [1], ["=", 3, 17])
+    assert content(target.events()) == [("u", one | {"balance": 16}, one | {"balance": 17})]
+    target.master.replace("users", 1, "one", 3)
+    found = target.follow()
+    assert content(found[:1]) == [("d", one | {"balance": 17}, None)]
+    assert (found[1].key, found[1].value) == ({"id": 1}, None), "with a tombstone"
+    target.master.delete("users", 1)
+    assert target.follow() == []
+    target.master.delete("users", 2)
+    assert content([one for one in target.follow() if one.op]) == [("d", two | {"balance": 20}, None)]
+
+
+def test_positions_move_without_events() -> None:
+    target = shop("false")
+    for number in range(10, 15):
+        target.master.insert("users", number, "x", 1)
+    assert target.follow() == []
+    target.replica.flush()
+    assert target.replica.pipeline.ledger.acknowledged == VClock(target.master.vclock)
+    position = target.replica.topics.checkpoint().position
+    assert position is not None
+    assert position.vclock == VClock(target.master.vclock)
+
+
+def test_a_rule_sees_columns_that_are_masked() -> None:
+    target = shop("row.name == 'one'", column_rules=[ColumnsRule(spaces=".*", exclude=["name"])])
+    assert [one.value["after"] for one in target.snapshot if one.op is not None] == [{"id": 1, "balance": 10}]
+
+
+@pytest.mark.parametrize("on_error", ["fail", "dlq"])
+def test_a_row_for_which_the_expression_fails(on_error: Any) -> None:
+    target = shop("row.balance > 5", on_error=on_error)
+    target.master.update("users", [1], ["=", 3, None])
+    target.replica.relay.relay()
+    if on_error == "fail":
+        with pytest.raises(EncodingError, match="the expression fails for a row of space 'users': No matching overloads"):
+            target.replica.receive()
+        return
+    target.replica.receive()
+    target.replica.commit()
+    (letter,) = target.news()
+    assert letter.topic == "shop.dlq"
+    # Consumers still have the row from before, so they are told when it is gone.
+    target.master.delete("users", 1)
+    assert [(one.op, one.key) for one in target.events()] == [("d", {"id": 1})]
+
+
+def test_what_is_refused_at_the_start_and_at_ddl() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"where = \"row.nam == 'x'\".*space 'users' the expression reads the field 'nam'"
+    ):
+        shop("row.nam == 'x'")
+    target = shop("row.name == 'one'")
+    target.master.format("users", [{"name": "id", "type": "unsigned"}, {"name": "title", "type": "string"}])
+    target.master.insert("users", 3, "x")
+    target.replica.relay.relay()
+    with pytest.raises(ConfigurationError, match=r"the field 'name', which the space doesn't have.*'title'"):
+        target.replica.receive()
+
+
+def test_without_images_only_the_key_may_be_read() -> None:
+    with pytest.raises(ConfigurationError, match="it reads 'name' of space 'users', and without images") as caught:
+        Shop(routing_rules=rules("row.name == 'x' && row.id > 1"))
+    assert 'state.images = "full"' in caught.value.hint
+    found = Shop(routing_rules=rules("row.id > 1"))
+    assert [one.key for one in found.snapshot if one.op is not None] == [{"id": 2}]
+
+
+def test_another_rule_without_images_takes_a_snapshot() -> None:
+    target = Shop(routing_rules=rules("row.id > 1"))
+    target.replica.crash()
+    target.replica._options["routing_rules"] = rules("row.id < 2")
+    target.replica.connect()
+    target.master.insert("users", 3, "x")
+    target.replica.relay.relay()
+    with pytest.raises(SnapshotNeededError, match="other rules for topics and rows"):
+        target.replica.receive()
