@@ -553,7 +553,7 @@ def test_rules_for_columns_that_cannot_be_meant(columns: dict[str, Any], says: s
         ({"topic": "a b"}, "'a b' must be a topic's name behind the prefix"),
         ({"topic": ""}, "must be a topic's name behind the prefix"),
         ({"topic": "{1}"}, "{1} needs the pattern of a rule"),
-        ({"rules": [{"spaces": "a"}]}, "the rule for spaces = 'a' has no effect: give topic or where"),
+        ({"rules": [{"spaces": "a"}]}, "the rule for spaces = 'a' has no effect: give topic, where or partition_by"),
         ({"rules": [{"spaces": "(a)", "topic": "{2}"}]}, "{2} must be {space}, or the number of one of the 1 groups of '(a)'"),
         ({"rules": [{"spaces": "(a)", "topic": "{table}"}]}, "{table} must be {space}, or the number"),
         ({"rules": [{"spaces": "(", "topic": "a"}]}, "'(' is not a regular expression"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -43,13 +43,15 @@ class RoutingRuleSection(Section):
     for groups of the pattern. Without `{space}`, all spaces with this topic share it: their keys then begin with the space's name
     (`__dbz__physicalTableIdentifier`)."""
 
+    partition_by: list[str] = Field(default=[])
+    """Fields whose values decide the partition of a row's events; none: the key does."""
     where: str = ""
     """Expression in CEL, such as `row.status != 'draft'`: only rows for which it is true have events. Empty: all rows."""
 
     @model_validator(mode="after")
     def _says_something(self) -> RoutingRuleSection:
-        if self.topic is None and not self.where:
-            raise ValueError(f"the rule for spaces = {self.spaces!r} has no effect: give topic or where")
+        if self.topic is None and not self.where and not self.partition_by:
+            raise ValueError(f"the rule for spaces = {self.spaces!r} has no effect: give topic, where or partition_by")
         count = re.compile(self.spaces).groups
         for place in _PLACE.findall(self.topic or ""):
             if place != _SPACE and not (place.isdecimal() and 0 < int(place) <= count):
@@ -65,6 +67,8 @@ class RoutingSection(Section):
 
     topic: Annotated[Template, AfterValidator(_only_space)] = "{space}"
     """Name of a space's topic behind the prefix."""
+    headers: list[Literal["op", "space", "seq", "lsn"]] = Field(default=[])
+    """Headers of the events, for programs that route messages without reading them: any of `op`, `space`, `seq` and `lsn`."""
     rules: list[RoutingRuleSection] = Field(default=[])
     """The rules, one `[[routing.rules]]` each (see below). The first one that matches a space applies to it."""
 

@@ -40,6 +40,7 @@ def options_of(config: Config) -> PipelineOptions:
         column_rules=config.columns.rules,
         topic_template=config.routing.topic,
         routing_rules=config.routing.rules,
+        headers=config.routing.headers,
         salt=config.columns.secret(),
         transaction_bytes_max=config.source.transaction_bytes_max,
     )

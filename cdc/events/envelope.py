@@ -97,9 +97,13 @@ class Openings(NamedTuple):
     delete: bytes = OPEN_DELETE
     truncate: bytes = OPEN_TRUNCATE
 
-    def are_of_deletion(self, opening: bytes) -> bool:
-        """Return whether an event with this opening deletes its key."""
-        return opening in (self.delete, self.delete_image)
+    def op_of(self, opening: bytes) -> bytes:
+        """Return the operation of an event with this opening."""
+        if opening == self.create:
+            return b"c"
+        if opening in (self.delete, self.delete_image):
+            return b"d"
+        return b"r" if opening == self.snapshot else b"u"
 
 
 OPENINGS: Final = Openings()
@@ -185,7 +189,7 @@ class SpaceEvents:
         self.fitting: Fitting | None = None
         """Check of the results of UPSERTs, if `changes` use images and the server ignores results that don't fit."""
         self.route: RowRoute | None = None
-        """What rules say of the rows; None if all are published as they are."""
+        """What rules say of the rows and their messages; None if all are published as they are."""
         self.counts_upserts = False
         """Whether UPSERTs are counted."""
         self.changes: dict[int, Change] = {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 from cdc.errors import ConfigurationError
@@ -32,6 +33,10 @@ class RoutingRule(Protocol):
         """Template of the topic's name behind the prefix; None: as for spaces without a rule."""
 
     @property
+    def partition_by(self) -> Sequence[str]:
+        """Fields whose values decide the partition; none: the key does."""
+
+    @property
     def where(self) -> str:
         """Expression that chooses the rows that have events; empty: all."""
 
@@ -41,6 +46,7 @@ class _CompiledRule:
         self.name = f"routing.rules, the rule for spaces = {rule.spaces!r} (number {number})"
         self.topic = rule.topic
         self.where = rule.where
+        self.partition_by = tuple(rule.partition_by)
         self.match = re.compile(rule.spaces).fullmatch
 
 
@@ -57,7 +63,7 @@ class Routes:
             found = rule.match(name)
             if found is not None:
                 topic = self._topic if rule.topic is None else _filled(rule.topic, found)
-                return _routing(topic, name, rule.where)
+                return replace(_routing(topic, name), where=rule.where, partition_by=rule.partition_by)
         return _routing(self._topic, name)
 
     def without_effect(self, forms: Sequence[SpaceForm]) -> Iterator[str]:
@@ -88,5 +94,5 @@ def _filled(topic: str, found: re.Match[str]) -> str:
     return GROUP.sub(lambda place: suffix_of(found[int(place[1])] or ""), topic)
 
 
-def _routing(topic: str, name: str, where: str = "") -> Routing:
-    return Routing(topic, "" if SPACE in topic else name, where)
+def _routing(topic: str, name: str) -> Routing:
+    return Routing(topic, "" if SPACE in topic else name)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from cdc.errors import EncodingError
 from cdc.events.envelope import SpaceEvents
-from cdc.events.row_route import RowRoute
+from cdc.events.row_route import Former, RowRoute
 from cdc.images.image_events import ImageChanges
 from cdc.images.overlay import Images
 from cdc.images.source_images import SourceImages
@@ -30,25 +30,40 @@ class RoutedImageChanges(ImageChanges):
 
     def put(self, key: bytes, before: bytes | None, after: bytes, tuple_: Sequence[Any]) -> tuple[bytes, bytes] | None:
         """Do as ImageChanges.put; return None if neither the row before nor the row after is published."""
+        route = self._route
+        route.former = None
         try:
-            is_chosen = self._route.chooses(tuple_)
+            is_chosen = route.chooses(tuple_)
+            place = route.place_of(tuple_) if is_chosen else None
         except EncodingError:
             self._images.put(key, after)
             raise
-        if before is None or not self._route.chose(tuple_values(before)):
+        former = tuple_values(before) if before is not None else None
+        if before is None or former is None or not route.chose(former):
+            route.place = place
             if is_chosen:
                 return super().put(key, None, after, tuple_)
             self._images.put(key, after)
             return None
-        if is_chosen:
+        former_place = route.former_place_of(former)
+        if is_chosen and place == former_place:
+            route.place = place
             return super().put(key, before, after, tuple_)
         gone = self._gone(before)
-        self._images.put(key, after)
-        return gone
+        if not is_chosen:
+            route.place = former_place
+            self._images.put(key, after)
+            return gone
+        created = super().put(key, None, after, tuple_)
+        route.place, route.former = place, Former(b"".join(gone), former_place)
+        return created
 
     def delete(self, key: bytes, before: bytes) -> tuple[bytes, bytes, bytes] | None:
         """Do as ImageChanges.delete; return None if the row wasn't published."""
-        if self._route.chose(tuple_values(before)):
+        route, values = self._route, tuple_values(before)
+        route.former = None
+        if route.chose(values):
+            route.place = route.former_place_of(values)
             return super().delete(key, before)
         self._images.delete(key)
         return None
@@ -62,16 +77,36 @@ class RoutedSourceImages(SourceImages):
         self._route = route
 
     def _put(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
-        after, before = self._new_tuple(body), body.get(_OLD_TUPLE)
-        is_chosen = self._route.chooses(after)
-        if before is None or not self._route.chose(before):
+        route, after, before = self._route, self._new_tuple(body), body.get(_OLD_TUPLE)
+        is_chosen = route.chooses(after)
+        route.place, route.former = route.place_of(after) if is_chosen else None, None
+        if before is None or not route.chose(before):
             return self._created(after) if is_chosen else None
-        return super()._put(body, frame) if is_chosen else self._deleted(before)
+        former_place = route.former_place_of(before)
+        if is_chosen and route.place == former_place:
+            return super()._put(body, frame)
+        gone = self._deleted(before)
+        if not is_chosen:
+            route.place = former_place
+            return gone
+        created = self._created(after)
+        route.former = Former(b"".join(gone[1:]), former_place)
+        return created
 
     def _insert(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
-        return super()._insert(body, frame) if self._route.chooses(body[_TUPLE]) else None
+        route, values = self._route, body[_TUPLE]
+        if not route.chooses(values):
+            return None
+        route.place, route.former = route.place_of(values), None
+        return super()._insert(body, frame)
 
     def _delete(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
-        before = body.get(_OLD_TUPLE)
-        # Without the old tuple nobody knows whether it was published. A `d` of a key that consumers don't have does no harm.
-        return super()._delete(body, frame) if before is None or self._route.chose(before) else None
+        route, before = self._route, body.get(_OLD_TUPLE)
+        route.place = route.former = None
+        if before is None:
+            # Nobody knows whether it was published, and where. A `d` of a key that consumers don't have does no harm.
+            return super()._delete(body, frame)
+        if not route.chose(before):
+            return None
+        route.place = route.former_place_of(before)
+        return super()._delete(body, frame)

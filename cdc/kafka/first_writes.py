@@ -28,7 +28,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from cdc.kafka.murmur2 import partition_of
-from cdc.stream.batch import Broadcast, Part
+from cdc.stream.batch import Addressed, Broadcast, Headers, Part
 
 FORGET_SECONDS: Final = 3600.0
 """Time after which all acknowledgements are forgotten."""
@@ -41,6 +41,7 @@ class Placed(NamedTuple):
     key: bytes | None
     value: bytes | None
     partition: int | None
+    headers: Headers | None = None
 
 
 class FirstWrites:
@@ -71,6 +72,10 @@ class FirstWrites:
         """Store the partition counts of topics."""
         self._counts.update(counts)
 
+    def placed(self, part: Addressed) -> Placed:
+        """Return a message with its partition. The topic's count is known: all its partitions, or some, have a message."""
+        return placed(part, self._counts)
+
     def has_first_message(self, parts: Iterable[Part], unacknowledged: Collection[str]) -> bool:
         """Return whether any message is the first for its partition, in `unacknowledged` topics, whose counts must be known."""
         counts = {topic: self._counts[topic] for topic in unacknowledged}
@@ -85,8 +90,8 @@ class FirstWrites:
         """
         now: list[Placed] = []
         later: list[Placed] = []
-        for message in _each(parts, counts):
-            topic, key, _, partition = message
+        for message in _each(parts, counts, self._counts):
+            topic, key, partition = message.topic, message.key, message.partition
             if topic in unacknowledged:
                 number = _number(key, self._counts[topic]) if partition is None else partition
                 if number in self._sent[topic]:
@@ -115,12 +120,14 @@ class FirstWrites:
             known.clear()
 
 
-def _each(parts: Iterable[Part], counts: Mapping[str, int]) -> Iterator[Placed]:
-    """Yield the messages one by one, and a broadcast once for each partition."""
+def _each(parts: Iterable[Part], counts: Mapping[str, int], known: Mapping[str, int]) -> Iterator[Placed]:
+    """Yield the messages one by one, and a broadcast once for each partition. `known` has the counts of all other topics."""
     for part in parts:
         if isinstance(part, Broadcast):
             for number in range(counts[part.topic]):
-                yield Placed(part.topic, None, part.value, number)
+                yield Placed(part.topic, None, part.value, number, part.headers)
+        elif isinstance(part, Addressed):
+            yield placed(part, known)
         else:
             for topic, key, value in (part,) if isinstance(part, tuple) else part:
                 yield Placed(topic, key, value, None)
@@ -134,8 +141,17 @@ def _places(part: Part, counts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     elif isinstance(part, tuple):
         if part[0] in counts:
             yield part[0], _number(part[1], counts[part[0]])
+    elif isinstance(part, Addressed):
+        if part.topic in counts:
+            yield part.topic, partition_of(part.key if part.place is None else part.place, counts[part.topic])
     else:
         yield from part.places(counts)
+
+
+def placed(part: Addressed, counts: Mapping[str, int]) -> Placed:
+    """Return a message with its partition, if its key doesn't decide that."""
+    number = None if part.place is None else partition_of(part.place, counts[part.topic])
+    return Placed(part.topic, part.key, part.value, number, part.headers)
 
 
 def _number(key: bytes | None, count: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
@@ -13,7 +13,7 @@ from cdc.errors import PublishAborted
 from cdc.kafka.by_batch import by_batch
 from cdc.kafka.errors import operator_error, writing_error
 from cdc.kafka.first_writes import FirstWrites, Placed
-from cdc.stream.batch import Broadcast, Part
+from cdc.stream.batch import Addressed, Broadcast, Part
 
 CALL_TIMEOUT_SECONDS: Final = 5.0
 _FULL_QUEUE_POLL_SECONDS: Final = 0.01
@@ -101,6 +101,8 @@ class Sender:
                         if isinstance(part, tuple):
                             topic, key, value = part
                             produce(topic, value, key)
+                        elif isinstance(part, Addressed):
+                            self._produce(self._first_writes.placed(part))
                         elif not isinstance(part, Broadcast):
                             while within < len(part):
                                 topic, key, value = part[within]
@@ -114,7 +116,7 @@ class Sender:
                             break
                         else:
                             while within < count:
-                                produce(part.topic, part.value, partition=within)
+                                self._produce(Placed(part.topic, None, part.value, within, part.headers))
                                 within += 1
                             count = None
                         start, within = start + 1, 0
@@ -134,20 +136,24 @@ class Sender:
                 raise self._refusal(error, topic) from error
 
     def _put_placed(self, messages: Iterable[Placed]) -> None:
-        for topic, key, value, partition in messages:
+        for message in messages:
             while True:
                 try:
-                    if partition is None:
-                        self._producer.produce(topic, value, key)
-                    else:
-                        self._producer.produce(topic, value, key, partition=partition)
+                    self._produce(message)
                 except BufferError:
                     self._await_room()
                 except KafkaException as error:
-                    raise self._refusal(error, topic) from error
+                    raise self._refusal(error, message.topic) from error
                 else:
                     break
         self._producer.poll(0)
+
+    def _produce(self, message: Placed) -> None:
+        topic, key, value, partition, headers = message
+        more: dict[str, Any] = {} if partition is None else {"partition": partition}
+        if headers is not None:
+            more["headers"] = headers
+        self._producer.produce(topic, value, key, **more)
 
     def _await_room(self) -> None:
         """Wait for room in the queue, which is full because a broker is slow or unavailable.

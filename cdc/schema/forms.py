@@ -93,6 +93,8 @@ class Routing:
     """The space's name, if other spaces may have the same topic: each key then says whose it is."""
     where: str = ""
     """Expression that chooses the rows that have events (cdc.events.row_filter); empty: all."""
+    partition_by: tuple[str, ...] = ()
+    """Fields whose values decide the partition; none: the key does."""
 
     def to_json(self) -> dict[str, Any]:
         """Return what isn't the default."""
@@ -101,7 +103,7 @@ class Routing:
     @classmethod
     def from_json(cls, given: Mapping[str, Any]) -> Routing:
         """Return what `to_json` has written. Raises TypeError for anything else."""
-        return cls(**given)
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})  # type: ignore[arg-type]
 
 
 SHARED_NAME: Final = "__dbz__physicalTableIdentifier"

@@ -44,6 +44,7 @@ from cdc.schema.forms import SpaceForm
 from cdc.schema.keys import space_prefix
 from cdc.stream.event_context import EventContext
 from cdc.stream.notifier import PROGRESS_US
+from cdc.stream.routed_messages import ChangeWriter
 from cdc.stream.row_errors import SNAPSHOT, stored_body
 from cdc.stream.spaces import Spaces
 
@@ -327,7 +328,7 @@ def write_rows(
 
 def _row(context: EventContext, space: SpaceEvents, tuple_: bytes, values: list[Any], pieces: tuple[bytes, bytes]) -> bool:
     try:
-        if space.route is not None and not space.route.chooses(values):
+        if space.route is not None and not space.route.takes(values):
             return False
         key, row = space.key_of(values), space.rows[len(values)](values)
     except (EncodingError, SchemaError) as error:
@@ -340,6 +341,13 @@ def _row(context: EventContext, space: SpaceEvents, tuple_: bytes, values: list[
             context.spaces.encoders.put(space.form.space_id, wider, is_synchronous=space.form.is_sync)
         return _row(context, wider, tuple_, values, pieces)
     builder, (before, after) = context.builder, pieces
+    if space.route is not None:
+
+        def make(seq: int, start: bytes) -> bytes:
+            return b"".join((start, before, context.envelope.number(seq), after))
+
+        ChangeWriter(builder, space, None, make, tombstones=False).put(key, space.openings.snapshot, row)
+        return True
     builder.seq += 1
     value = b"".join((space.openings.snapshot, row, before, context.envelope.number(builder.seq), after))
     builder.byte_count += len(value)

@@ -83,11 +83,11 @@ class BatchBuilder:
         self.parts.append((topic, key, value))
         self.byte_count += len(value)
 
-    def broadcast(self, topic: str, value: bytes) -> None:
+    def broadcast(self, topic: str, value: bytes, headers: Headers | None = None) -> None:
         """Add an event for every partition of a space's topic."""
         self.announce(topic)
         self._has_broadcast = True
-        self.parts.append(Broadcast(topic, value))
+        self.parts.append(Broadcast(topic, value, headers))
         self.byte_count += len(value)
 
     def forget_messages(self) -> None:
@@ -171,14 +171,45 @@ Message = tuple[str, bytes | None, bytes | None]
 """Topic, key, value. A value of None is a tombstone."""
 
 
-class Broadcast(msgspec.Struct, frozen=True, gc=False):
+Headers = list[tuple[str, bytes]]
+"""Headers of a message: names and values."""
+
+
+class Broadcast(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """A message for every partition of its topic: a truncation has no key, and concerns all partitions."""
 
     topic: str
     value: bytes
+    headers: Headers | None = None
 
 
-Part = Union[Message, Broadcast, "CompiledMessages"]
+class Addressed(msgspec.Struct, frozen=True, gc=False):
+    """A message with headers, or one whose partition another text than the key decides (`place`).
+
+    As a part of a batch it can be read as the compiled path's output can, here with one message.
+    """
+
+    topic: str
+    key: bytes
+    value: bytes | None
+    place: bytes | None = None
+    headers: Headers | None = None
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, _: int) -> Message:
+        return self.topic, self.key, self.value
+
+    def __iter__(self) -> Iterator[Message]:
+        yield self.topic, self.key, self.value
+
+    def topics(self) -> list[str]:
+        """Return the topics of the messages."""
+        return [self.topic]
+
+
+Part = Union[Message, Broadcast, Addressed, "CompiledMessages"]
 """Part of a batch: one message, or the compiled path's output for many rows, which needs no Python object per message."""
 
 

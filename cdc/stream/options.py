@@ -35,6 +35,8 @@ class PipelineOptions:
     topic_template: str = SPACE
     """Name behind the prefix of the topics of spaces to which no rule with a topic applies."""
     routing_rules: Sequence[RoutingRule] = ()
+    headers: Sequence[str] = ()
+    """Names of the headers of the spaces' messages."""
     salt: bytes = field(default=b"", repr=False)
     """Secret with which values of columns are hashed."""
     transaction_bytes_max: int = 64 * 1024 * 1024

@@ -33,6 +33,7 @@ from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import TRACKED_SPACES
 from cdc.stream.backfill import abort
 from cdc.stream.event_context import EventContext
+from cdc.stream.routed_messages import ChangeWriter
 from cdc.stream.row_errors import SNAPSHOT, stored_body
 from cdc.stream.snapshot_choice import SnapshotChoice
 from cdc.stream.snapshot_news import SnapshotNews
@@ -307,7 +308,6 @@ class Snapshot:
             if changes is None:
                 continue
             space = changes.space
-            before, after = self._pieces_of(space)
             for count, (key, tuple_) in enumerate(self._images.missing(form.space_id), 1):
                 try:
                     change = self._deleted(form, key, tuple_)
@@ -316,8 +316,8 @@ class Snapshot:
                     continue
                 if change is not None and not self._silent[form.space_id]:
                     shown, opening, content = change
-                    self._event(space.topic, shown, opening + content, before, after)
-                    if self._tombstones:
+                    self._event(space, shown, opening, content)
+                    if self._tombstones and space.route is None:
                         self._builder.parts.append((space.topic, shown, None))
                 if count % _DELETES_MAX == 0 or self._builder.is_full:
                     yield
@@ -382,13 +382,13 @@ class Snapshot:
                     tuple_ = body[TUPLE]
                     if not self._choice.is_wanted(space_id, tuple_):
                         continue
-                    if space.route is not None and not space.route.chooses(tuple_):
+                    if space.route is not None and not space.route.takes(tuple_):
                         counts.setdefault(space_id, 0)
                         continue
                     key = space.key_of(tuple_)
                     row = space.rows[len(tuple_)](tuple_)
                     counts[space_id] = counts.get(space_id, 0) + 1
-                    self._event(space.topic, key, space.openings.snapshot + row, *self._pieces_of(space))
+                    self._event(space, key, space.openings.snapshot, row)
             except (EncodingError, SchemaError) as error:
                 if space_id in image_changes:
                     counts[space_id] = counts.get(space_id, 0) + 1
@@ -430,20 +430,25 @@ class Snapshot:
         opening, content = change
         if before is None and not self._known.get(space.form.space_id, False):
             opening = space.openings.snapshot
-        self._event(space.topic, space.key_of(tuple_), opening + content, *self._pieces_of(space))
-        if self._tombstones and space.route is not None and space.openings.are_of_deletion(opening):
-            self._builder.parts.append((space.topic, space.key_of(tuple_), None))
+        self._event(space, space.key_of(tuple_), opening, content)
         return True
 
     def _refuse(self, error: CdcError, space_id: object, body: bytes) -> None:
         self._refusals.refuse(error, SNAPSHOT, INSERT, 0, body, space_id)
 
-    def _event(self, topic: str, key: bytes, opening: bytes, before: bytes, after: bytes) -> None:
-        builder = self._builder
+    def _event(self, space: SpaceEvents, key: bytes, opening: bytes, content: bytes) -> None:
+        builder, (before, after) = self._builder, self._pieces_of(space)
+        if space.route is not None:
+            make = partial(self._joined, before, after)
+            ChangeWriter(builder, space, None, make, tombstones=self._tombstones).put(key, opening, content)
+            return
         builder.seq += 1
-        value = b"".join((opening, before, self._envelope.number(builder.seq), after))
+        value = b"".join((opening, content, before, self._envelope.number(builder.seq), after))
         builder.byte_count += len(value)
-        builder.parts.append((topic, key, value))
+        builder.parts.append((space.topic, key, value))
+
+    def _joined(self, before: bytes, after: bytes, seq: int, start: bytes) -> bytes:
+        return b"".join((start, before, self._envelope.number(seq), after))
 
     def _pieces_of(self, space: SpaceEvents) -> tuple[bytes, bytes]:
         """Return the bytes between an event's row and its seq, and those after its seq; built once per call of `feed`."""
@@ -544,6 +549,6 @@ class Snapshot:
         space = self._spaces.plain_events_of(form, is_former=True) if is_former else self._spaces.events_of(form)
         before, after = self._envelope.snapshot_pieces(space, self._id, self._vclock, self._now_us)
         self._builder.seq += 1
-        self._builder.broadcast(
-            space.topic, b"".join((space.openings.truncate, before, self._envelope.number(self._builder.seq), after))
-        )
+        seq = self._builder.seq
+        value = b"".join((space.openings.truncate, before, self._envelope.number(seq), after))
+        self._builder.broadcast(space.topic, value, space.route.headers(b"t", seq, None) if space.route is not None else None)

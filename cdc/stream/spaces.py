@@ -80,6 +80,7 @@ class Spaces:
         self.encoders = Encoders(self.row_path)
         self._is_included = surroundings.options.space_filter()
         self._names = builder.names
+        self._headers = surroundings.options.headers
         self._envelope = envelope
         self._builder = builder
         self._server_uuid = str(surroundings.server_uuid)
@@ -150,9 +151,9 @@ class Spaces:
     def events_of(self, form: SpaceForm) -> SpaceEvents:
         """Return an encoder for one form, and announce its topic."""
         space = self.plain_events_of(form)
-        route = space.route = row_route(form)
-        # Only the Python path knows these rules.
-        space.is_compiled &= route is None
+        # Only the Python path knows these rules, and makes messages with headers.
+        space.is_compiled &= space.route is None
+        route = space.route if space.route is not None and space.route.has_rules else None
         self.image_changes.pop(form.space_id, None)
         if self._images is not None:
             try:
@@ -194,7 +195,9 @@ class Spaces:
         server_version = None if has_images else self._server_version
         width = self._widths.get(form.space_id)
         shape = widened(form, width, self._columns.shown(form).field_names) if width is not None else form
-        return SpaceEvents(form, topic, self._envelope.pieces(shape, topic, self._server_uuid, server_version))
+        space = SpaceEvents(form, topic, self._envelope.pieces(shape, topic, self._server_uuid, server_version))
+        space.route = row_route(form, self._headers)
+        return space
 
     def widen(self, form: SpaceForm, width: int) -> SpaceEvents:
         """Return a new encoder for tuples of this length, for which the schema of the space in its format has too few fields."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 from cdc.errors import EncodingError, ImageError, KeysChangedError, SchemaError, WiderRowError
@@ -24,6 +25,7 @@ from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import TRACKED_SPACES
 from cdc.stream.event_context import EventContext
 from cdc.stream.fragments import BinaryFragments, EventFragments, OriginTexts
+from cdc.stream.routed_messages import ChangeWriter
 from cdc.stream.transactions.assembler import rows_of
 from cdc.stream.transactions.transaction import Row, Transaction
 
@@ -147,12 +149,16 @@ class StreamEvents:
             if change is None:
                 continue
             key, opening, content = change
-            builder.seq += 1
-            value = fragments.event(space, lsn, row_number, builder.seq, opening + content)
-            builder.byte_count += len(value)
-            builder.parts.append((space.topic, key, value))
-            if tombstones and (kind == DELETE or (space.route is not None and space.openings.are_of_deletion(opening))):
-                builder.parts.append((space.topic, key, None))
+            if space.route is not None:
+                make = partial(fragments.event, space, lsn, row_number)
+                ChangeWriter(builder, space, lsn, make, tombstones=tombstones).put(key, opening, content)
+            else:
+                builder.seq += 1
+                value = fragments.event(space, lsn, row_number, builder.seq, opening + content)
+                builder.byte_count += len(value)
+                builder.parts.append((space.topic, key, value))
+                if kind == DELETE and tombstones:
+                    builder.parts.append((space.topic, key, None))
             if builder.byte_count > bytes_max and row_number + 1 != transaction.row_count:
                 return False
         return True
@@ -286,4 +292,6 @@ class StreamEvents:
 
     def _broadcast_truncation(self, fragments: EventFragments, space: SpaceEvents, lsn: int, row_number: int) -> None:
         self._builder.seq += 1
-        self._builder.broadcast(space.topic, fragments.truncation(space, lsn, row_number, self._builder.seq))
+        seq = self._builder.seq
+        headers = space.route.headers(b"t", seq, lsn) if space.route is not None else None
+        self._builder.broadcast(space.topic, fragments.truncation(space, lsn, row_number, seq), headers)

@@ -17,7 +17,7 @@ from cdc.positions.vclock import VClock
 from cdc.protocol.session import Event, Registered, Selected, Session, Subscribed, Voted
 from cdc.protocol.states import State
 from cdc.protocol.system_spaces import CLUSTER_BY_UUID, CLUSTER_SPACE
-from cdc.stream.batch import Batch, Broadcast, Message
+from cdc.stream.batch import Addressed, Batch, Broadcast, Message
 from cdc.stream.commits.checkpoint import Checkpoint, Writer, fold, position_record, space_record
 from cdc.stream.options import Surroundings
 from cdc.stream.pipeline import Pipeline
@@ -45,6 +45,8 @@ class Topics:
 
     def __init__(self) -> None:
         self.committed: list[Message | Broadcast] = []
+        self.addressed: dict[int, Addressed] = {}
+        """Those of them with headers, or whose partition the key doesn't decide, by their places in `committed`."""
         self._records: dict[bytes, bytes | None] = {}
 
     def commit(self, batches: list[Batch]) -> None:
@@ -53,7 +55,13 @@ class Topics:
             return
         assert batches[-1].is_boundary, "a commit inside of a source transaction"
         for batch in batches:
-            self.committed += batch.messages
+            for part in batch.parts:
+                if isinstance(part, Addressed):
+                    self.addressed[len(self.committed)] = part
+                if isinstance(part, tuple | Broadcast):
+                    self.committed.append(part)
+                else:
+                    self.committed += part
             for space_id, space in batch.stored.items():
                 key, value = space_record(NAME, space_id, space)
                 self._records[key] = value

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cdc import native
 from cdc.kafka.first_writes import FORGET_SECONDS, FirstWrites, Placed
 from cdc.kafka.murmur2 import partition_of
-from cdc.stream.batch import Broadcast, Message, Part
+from cdc.stream.batch import Addressed, Broadcast, Message, Part
 from tests.kafka.test_by_batch import compiled_parts
 
 COUNTS = {"a": 1, "b": 3, "c": 8}
@@ -19,6 +19,7 @@ TOPICS = st.sampled_from(sorted(COUNTS))
 MESSAGES = st.one_of(
     st.tuples(TOPICS, st.integers(0, 12).map(lambda number: b"%d" % number), st.none()),
     st.builds(Broadcast, TOPICS, st.just(b"t")),
+    st.builds(Addressed, TOPICS, st.just(b"k"), st.none(), st.sampled_from([None, *(b"%d" % number for number in range(13))])),
 )
 
 
@@ -32,7 +33,11 @@ class Log:
 
     def send(self, *parts: Part, now_seconds: float = 0.0) -> tuple[int, int]:
         """As `Sender.send`; returns how many messages went in which round."""
-        topics = {part.topic if isinstance(part, Broadcast) else part[0] for part in parts if isinstance(part, Broadcast | tuple)}
+        topics = {
+            part[0] if isinstance(part, tuple) else part.topic
+            for part in parts
+            if isinstance(part, Broadcast | tuple | Addressed)
+        }
         first_writes = self.first_writes
         unacknowledged = first_writes.unacknowledged_topics(topics, now_seconds)
         first_writes.learn({topic: COUNTS[topic] for topic in first_writes.unknown(unacknowledged)})
@@ -101,7 +106,7 @@ def test_all_is_forgotten_after_a_while_and_when_something_was_lost() -> None:
 
 
 @given(st.lists(st.lists(MESSAGES, max_size=20), max_size=4))
-def test_nothing_is_lost_doubled_or_reordered(batches: list[list[Message | Broadcast]]) -> None:
+def test_nothing_is_lost_doubled_or_reordered(batches: list[list[Message | Broadcast | Addressed]]) -> None:
     log = Log()
     expected: dict[tuple[str, int], list[bytes | None]] = defaultdict(list)
     for messages in batches:
@@ -109,6 +114,9 @@ def test_nothing_is_lost_doubled_or_reordered(batches: list[list[Message | Broad
             if isinstance(message, Broadcast):
                 for number in range(COUNTS[message.topic]):
                     expected[message.topic, number].append(None)
+            elif isinstance(message, Addressed):
+                number = partition_of(message.place or message.key, COUNTS[message.topic])
+                expected[message.topic, number].append(message.key)
             else:
                 key = message[1]
                 assert key is not None
@@ -119,7 +127,7 @@ def test_nothing_is_lost_doubled_or_reordered(batches: list[list[Message | Broad
 
 @pytest.mark.skipif(native.ROW_PATH == "python", reason=native.REASON)
 def test_what_the_compiled_path_has_made_tells_its_partitions() -> None:
-    compiled, *_ = [part for part in compiled_parts(900) if not isinstance(part, tuple | Broadcast)]
+    compiled, *_ = [part for part in compiled_parts(900) if not isinstance(part, tuple | Broadcast | Addressed)]
     for counts in ({"shop.users": 7}, {"shop.pets": 1, "shop.users": 64}, {}, {"shop.users": 0}):
         places = compiled.places(counts)
         assert len(places) == len(set(places))

@@ -13,9 +13,10 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from cdc.errors import PublishAborted, PublishError
 from cdc.kafka.by_batch import BatchProducer
 from cdc.kafka.delivery import ExactlyOnce
+from cdc.kafka.murmur2 import partition_of
 from cdc.kafka.sender import Sender
 from cdc.positions.position import Position
-from cdc.stream.batch import Batch, Broadcast, Part
+from cdc.stream.batch import Addressed, Batch, Broadcast, Part
 from tests.fakes.mock_cluster import PRODUCE, MockCluster, mock_cluster
 
 PARTS: list[Part] = [Broadcast("a", b"t"), *(("a", b"%d" % number, b"x") for number in range(5))]
@@ -63,6 +64,43 @@ def test_the_messages_behind_one_that_is_refused_wait_for_it(cluster: MockCluste
     delivery.produce(Batch([("a", b"5", b"x")], 1, 1, 1, Position(seq=2), True, {}, [], 1.0))
     delivery.commit([(b"k", b"v")])
     assert values(cluster, "a", 7)[6] == b"5"
+
+
+@pytest.mark.parametrize("is_by_batch", [True, False])
+def test_headers_and_partitions_that_the_key_does_not_decide(cluster: MockCluster, is_by_batch: bool) -> None:
+    """Between other messages, whose order they keep, at first and later on."""
+    cluster.create("b", 4)
+    settings = {"bootstrap.servers": cluster.bootstrap_servers, "log_level": 0, "partitioner": "murmur2_random"}
+    used = BatchProducer(settings) if is_by_batch else Producer(settings)
+    sender = Sender(used, lambda: False, nullcontext())
+    headers = [("op", b"c"), ("seq", b"7")]
+    parts: list[Part] = [
+        ("b", b"k", b"1"),
+        Addressed("b", b"k", b"2", b'"x"', headers),
+        Addressed("b", b"k", None, b'"x"', headers),
+        Addressed("b", b"k", b"3", None, headers),
+        Broadcast("b", b"t", [("op", b"t")]),
+        ("b", b"k", b"4"),
+        Addressed("b", b"k", b"5", b'"x"'),
+    ]
+    for _ in range(2):
+        sender.send(list(parts), {"b"})
+    sender.flush()
+    found: dict[int, list[tuple[Any, Any]]] = {}
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": "x", "log_level": 0})
+    consumer.assign([TopicPartition("b", number, 0) for number in range(4)])
+    for _ in range(2 * (len(parts) + 3)):
+        message = consumer.poll(20)
+        assert message is not None
+        assert message.error() is None
+        found.setdefault(cast(int, message.partition()), []).append((message.value(), message.headers()))
+    consumer.close()
+    by_key, by_place = partition_of(b"k", 4), partition_of(b'"x"', 4)
+    assert by_key != by_place
+    truncation = (b"t", [("op", b"t")])
+    assert found.pop(by_key) == 2 * [(b"1", None), (b"3", headers), truncation, (b"4", None)]
+    assert found.pop(by_place) == 2 * [(b"2", headers), (None, headers), truncation, (b"5", None)]
+    assert list(found.values()) == 2 * [[truncation, truncation]]
 
 
 def test_the_same_of_a_checkpoint_of_several_records(cluster: MockCluster) -> None:

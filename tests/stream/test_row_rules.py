@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from cdc.config.columns import ColumnsRule
 from cdc.config.routing import RoutingRuleSection
 from cdc.errors import ConfigurationError, EncodingError, SnapshotNeededError
+from cdc.kafka.murmur2 import partition_of
 from cdc.positions.vclock import VClock
 from cdc.stream.backfill import Backfill
+from cdc.stream.batch import Addressed, Broadcast
 from tests.fakes.master import Master
 from tests.fakes.pipelines import NOW_US
 from tests.fakes.profiles import SOME
@@ -40,8 +42,18 @@ RULES: Final[list[Rule]] = [
 OF_KEY: Final = RULES[3:]
 
 
-def rules(where: str, *, is_shared: bool = False) -> list[RoutingRuleSection]:
-    return [RoutingRuleSection(spaces=".*", where=where, topic="all" if is_shared else None)]
+PARTITIONS: Final = 5
+HEADERS: Final = ["op", "space", "seq", "lsn"]
+
+
+def rules(where: str, *, is_shared: bool = False, partition_by: Sequence[str] = ()) -> list[RoutingRuleSection]:
+    return [RoutingRuleSection(spaces=".*", where=where, topic="all" if is_shared else None, partition_by=list(partition_by))]
+
+
+def news(replica: Replica) -> list[tuple[Sent, Addressed | None]]:
+    """What was committed since the last call, with headers and what decides the partition."""
+    at = replica._seen
+    return [(read(message), replica.topics.addressed.get(number)) for number, message in enumerate(replica.news(), at)]
 
 
 class Consumer:
@@ -51,9 +63,13 @@ class Consumer:
         self.rows: dict[tuple[int, Any], dict[str, Any]] = {}
         self._seqs: dict[tuple[int, Any], int] = {}
         self._tombstone: tuple[str, Any] | None = None
+        self._partitions: dict[tuple[int, Any], int] = {}
+        self._deleted_from: int | None = None
 
-    def take(self, found: list[Sent]) -> None:
-        for one in found:
+    def take(self, found: list[tuple[Sent, Addressed | None]]) -> None:
+        for one, addressed in found:
+            if addressed is not None:
+                self._address(one, addressed)
             if one.topic == "shop.snapshot" and one.value["status"] == "COMPLETED":
                 for space in one.value["spaces"]:
                     self._sweep(space["space_id"], space["sweep_seq"])
@@ -77,6 +93,25 @@ class Consumer:
             self._tombstone = one.topic, one.key
         else:
             self.rows[place] = value["after"]
+
+    def _address(self, one: Sent, addressed: Addressed) -> None:
+        """Of each key, all events since it was created come in one partition, and a tombstone where its deletion was."""
+        partition = partition_of(addressed.key if addressed.place is None else addressed.place, PARTITIONS)
+        if one.value is None:
+            assert partition == self._deleted_from
+            return
+        place = one.source["space_id"], tuple(one.key.items())
+        if one.op == "d":
+            self._deleted_from = self._partitions.pop(place)
+            assert partition == self._deleted_from
+        else:
+            assert one.op in ("r", "c") or self._partitions[place] == partition, one
+            self._partitions[place] = partition
+        if addressed.headers is not None and one.op is not None:
+            expected = {"op": one.op, "space": one.source["table"], "seq": str(one.source["seq"]), "lsn": str(one.source["lsn"])}
+            if one.source["lsn"] is None:
+                del expected["lsn"]
+            assert {name: value.decode() for name, value in addressed.headers} == expected
 
     def _sweep(self, space_id: int, seq: int) -> None:
         for place in [place for place in self.rows if place[0] == space_id and self._seqs[place] <= seq]:
@@ -120,9 +155,17 @@ def life(rng: random.Random, *, images: bool) -> None:
         change(master, rng, rng.choice(names))
     where, chooses = rng.choice(RULES)
     is_shared = rng.random() < 0.3
+    partition_by: Sequence[str] = rng.choice([(), ("name",), ("balance", "name"), ("id",)])
+    headers = rng.choice([(), HEADERS])
     # Either of the state store, or of the log's own rows.
     master.writes_images = not images
-    replica = Replica(master, images=images, has_source_images=not images, routing_rules=rules(where, is_shared=is_shared))
+    replica = Replica(
+        master,
+        images=images,
+        has_source_images=not images,
+        routing_rules=rules(where, is_shared=is_shared, partition_by=partition_by),
+        headers=headers,
+    )
     replica.connect()
     consumer = Consumer()
 
@@ -130,11 +173,11 @@ def life(rng: random.Random, *, images: bool) -> None:
         replica.relay.relay()
         replica.receive()
         replica.commit()
-        consumer.take([read(message) for message in replica.news()])
+        consumer.take(news(replica))
 
     def again() -> None:
         replica.crash()
-        replica._options["routing_rules"] = rules(where, is_shared=is_shared)
+        replica._options["routing_rules"] = rules(where, is_shared=is_shared, partition_by=partition_by)
         replica.connect()
 
     for _ in range(rng.randint(5, 25)):
@@ -237,6 +280,51 @@ def test_rows_enter_stay_and_leave() -> None:
     assert target.follow() == []
     target.master.delete("users", 2)
     assert content([one for one in target.follow() if one.op]) == [("d", two | {"balance": 20}, None)]
+
+
+def test_a_row_that_moves_to_another_partition() -> None:
+    target = Shop(images=True, routing_rules=[RoutingRuleSection(spaces="users", partition_by=["name"])])
+    target.master.update("users", [1], ["=", 3, 11])
+    target.master.update("users", [1], ["=", 2, "other"])
+    target.master.delete("users", 1)
+    target.replica.relay.relay()
+    target.replica.receive()
+    target.replica.commit()
+    found = [(one.op, addressed and addressed.place) for one, addressed in news(target.replica) if one.topic == "shop.users"]
+    assert found == [
+        ("u", b'"one"'),
+        ("d", b'"one"'),
+        (None, b'"one"'),
+        ("c", b'"other"'),
+        ("d", b'"other"'),
+        (None, b'"other"'),
+    ]
+
+
+def test_headers_of_all_kinds_of_events() -> None:
+    target = Shop(images=True, headers=["op", "lsn"])
+    target.master.insert("users", 3, "three", 3)
+    target.master.delete("users", 3)
+    target.master.truncate("users")
+    target.replica.relay.relay()
+    target.replica.receive()
+    parts = [part for batch in target.replica.unsettled for part in batch.parts]
+    lsn = target.master.vclock[1]
+    assert [part.headers for part in parts if isinstance(part, Addressed | Broadcast)] == [
+        [("op", b"c"), ("lsn", b"%d" % (lsn - 2))],
+        [("op", b"d"), ("lsn", b"%d" % (lsn - 1))],
+        [("op", b"d"), ("lsn", b"%d" % (lsn - 1))],
+        [("op", b"t"), ("lsn", b"%d" % lsn)],
+    ]
+
+
+def test_fields_that_decide_a_partition_are_checked() -> None:
+    with pytest.raises(ConfigurationError, match=r"partition_by = \['city'\]: the space 'users' has no field 'city'"):
+        Shop(images=True, routing_rules=[RoutingRuleSection(spaces="users", partition_by=["city"])])
+    with pytest.raises(ConfigurationError, match="reads 'name' of space 'users', and without images"):
+        Shop(routing_rules=[RoutingRuleSection(spaces="users", partition_by=["name"])])
+    found = Shop(routing_rules=[RoutingRuleSection(spaces="users", partition_by=["id"])])
+    assert {addressed.place for addressed in found.replica.topics.addressed.values()} == {b"1", b"2"}
 
 
 def test_positions_move_without_events() -> None:
