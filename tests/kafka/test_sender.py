@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from cdc.errors import PublishAborted, PublishError
 from cdc.kafka.by_batch import BatchProducer
-from cdc.kafka.delivery import ExactlyOnce
+from cdc.kafka.delivery import AtLeastOnce, ExactlyOnce
 from cdc.kafka.murmur2 import partition_of
 from cdc.kafka.sender import Sender
 from cdc.positions.position import Position
@@ -101,6 +101,23 @@ def test_headers_and_partitions_that_the_key_does_not_decide(cluster: MockCluste
     assert found.pop(by_key) == 2 * [(b"1", None), (b"3", headers), truncation, (b"4", None)]
     assert found.pop(by_place) == 2 * [(b"2", headers), (None, headers), truncation, (b"5", None)]
     assert list(found.values()) == 2 * [[truncation, truncation]]
+
+
+def test_messages_with_headers_outside_of_transactions(cluster: MockCluster) -> None:
+    """Beside a new form, which comes after all messages before it."""
+    cluster.create("schema", 1)
+    checkpoints = producer(cluster, **{"transactional.id": "x"})
+    delivery = AtLeastOnce(producer(cluster), checkpoints, lambda: False, nullcontext(), "checkpoint", "schema")
+    delivery.start()
+    parts: list[Part] = [
+        Addressed("a", b"0", b"x", b"place", [("op", b"c")]),
+        ("schema", b"form", b"x"),
+        Addressed("a", b"1", None, None, [("op", b"d")]),
+    ]
+    delivery.produce(Batch(parts, 1, 2, 1, Position(seq=1), True, {1: None}, [], 1.0))
+    delivery.commit([(b"k", b"v")])
+    assert values(cluster, "a", 2) == [b"0", b"1"]
+    assert values(cluster, "schema", 1) == [b"form"]
 
 
 def test_the_same_of_a_checkpoint_of_several_records(cluster: MockCluster) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from cdc.config.columns import ColumnsRule
 from cdc.config.routing import RoutingRuleSection
 from cdc.errors import ConfigurationError, EncodingError, SnapshotNeededError
+from cdc.formats.options import FormatOptions
 from cdc.kafka.murmur2 import partition_of
 from cdc.positions.vclock import VClock
 from cdc.stream.backfill import Backfill
@@ -22,6 +23,7 @@ from tests.fakes.pipelines import NOW_US
 from tests.fakes.profiles import SOME
 from tests.fakes.replica import Replica
 from tests.fakes.shop import USERS, Sent, Shop, read
+from tests.formats.oracles import Ids
 
 Row = Sequence[Any]
 Rule = tuple[str, Callable[[Row], bool]]
@@ -392,3 +394,46 @@ def test_another_rule_without_images_takes_a_snapshot() -> None:
     target.replica.relay.relay()
     with pytest.raises(SnapshotNeededError, match="other rules for topics and rows"):
         target.replica.receive()
+
+
+FORMATS: Final = [
+    FormatOptions(),
+    FormatOptions(source="lean"),
+    FormatOptions(envelope="flat"),
+    FormatOptions("json", "json_schema"),
+    FormatOptions("json", "json_schema", envelope="flat"),
+    FormatOptions("avro", "avro", schema_ids=Ids()),
+    FormatOptions("json", "avro", source="lean", schema_ids=Ids()),
+    FormatOptions("json", "avro", envelope="flat", schema_ids=Ids()),
+    FormatOptions("json", "protobuf", schema_ids=Ids()),
+    FormatOptions("json", "protobuf", envelope="flat", schema_ids=Ids()),
+    FormatOptions("json", "json_schema_registry", schema_ids=Ids()),
+]
+
+
+@pytest.mark.parametrize("formats", FORMATS, ids=lambda one: f"{one.value}-{one.envelope}-{one.source}")
+def test_headers_and_tombstones_in_all_formats(formats: FormatOptions) -> None:
+    """A row that leaves is a deletion, however deletions begin in a format."""
+    master = Master("2.11")
+    master.create_space("users", USERS)
+    master.insert("users", 1, "a", 5)
+    where = [RoutingRuleSection(spaces="users", where="row.balance > 3", partition_by=["name"])]
+    replica = Replica(master, images=True, headers=["op"], routing_rules=where, formats=formats)
+    replica.connect()
+    master.update("users", [1], ["=", 3, 6])
+    master.update("users", [1], ["=", 2, "b"])
+    master.update("users", [1], ["=", 3, 1])
+    master.insert("users", 2, "a", 5)
+    master.delete("users", 2)
+    master.truncate("users")
+    replica.relay.relay()
+    replica.receive()
+    replica.commit()
+    found = [(dict(one.headers or ())["op"], one.value is None) for one in replica.topics.addressed.values()]
+    no, yes = False, True
+    assert found == [
+        *((b"r", no), (b"u", no)),
+        *((b"d", no), (b"d", yes), (b"c", no)),
+        *((b"d", no), (b"d", yes)),
+        *((b"c", no), (b"d", no), (b"d", yes)),
+    ]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from cdc.config.routing import RoutingRuleSection
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batch import Batch, Broadcast
-from cdc.stream.reports.schema_news import BARE, REKEYED, schema_reports
+from cdc.stream.reports.schema_news import BARE, OTHER_ROUTING, REKEYED, schema_reports
 from tests.fakes import wire
 from tests.fakes.master import Master
 from tests.fakes.pipelines import NOW_US, frames_of, pipeline
@@ -74,6 +75,18 @@ def test_another_primary_key_alarms_nobody() -> None:
     shop.master.format("users", [{"name": "number", "type": "unsigned"}, *USERS[1:]])
     assert reader.read() == [(sentence, about | {"schema_version": 3, "former_key": "id, name", "key": "number, name"})]
     assert sentence.endswith("no action is needed")
+
+
+def test_other_rules_for_topics_alarm_nobody() -> None:
+    """Nor do the truncations in the former topic and in the new one."""
+    shop = Shop(images=True)
+    shop.replica.flush()
+    shop.replica.crash()
+    shop.replica._options["routing_rules"] = [RoutingRuleSection(spaces="users", topic="people")]
+    shop.replica.connect()
+    reader = Reader(shop)
+    shop.master.insert("users", 3)
+    assert reader.read() == [(OTHER_ROUTING, {"space": "users", "space_id": 512, "schema_version": 2})]
 
 
 def test_another_primary_key_without_images_is_for_consumers_to_follow() -> None:
