@@ -120,7 +120,8 @@ class Sender:
                                 within += 1
                             count = None
                         start, within = start + 1, 0
-                        if by_batch is not None:
+                        # More of these may follow, and each end of this loop copies the rest of the list.
+                        if by_batch is not None and not isinstance(part, Addressed):
                             break
                 if start == len(parts):
                     self._producer.poll(0)

@@ -292,6 +292,7 @@ class TopicAdmin:
 
     def _create_part(self, part: list[NewTopic]) -> list[str]:
         created: list[str] = []
+        replicas = {new.topic: new.replication_factor for new in part}
         answers = self._admin.create_topics(
             part, operation_timeout=CREATE_TIMEOUT_SECONDS, request_timeout=CREATE_TIMEOUT_SECONDS + 5
         )
@@ -303,27 +304,27 @@ class TopicAdmin:
                 if cause.code() == KafkaError.TOPIC_ALREADY_EXISTS:
                     continue
                 lacks_brokers = cause.code() == KafkaError.INVALID_REPLICATION_FACTOR and (
-                    "fenced" in cause.str() or self._has_had_enough_brokers()
+                    "fenced" in cause.str() or self._has_had_enough_brokers(replicas[topic])
                 )
                 if lacks_brokers or cause.retriable() or cause.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
                     raise PublishAborted(f"the topic {topic} can't be created: {cause.str()}") from error
                 what = f"the topic {topic} can't be created"
                 raise operator_error(cause, what) or PublishError(
-                    f"{what}: {cause.str()}", "Create it, or correct kafka.partitions and kafka.replication_factor."
+                    f"{what}: {cause.str()}", "Create it, or correct kafka.partitions, kafka.replication_factor and kafka.topics."
                 ) from error
             else:
                 created.append(topic)
         return created
 
-    def _has_had_enough_brokers(self) -> bool:
-        """Return whether an unreachable replication factor is temporary: brokers are stopping, starting or unavailable.
+    def _has_had_enough_brokers(self, replicas: int) -> bool:
+        """Return whether so many replicas are only out of reach for some time: brokers are stopping, starting or unavailable.
 
         Kafka refuses a topic with the same code in both cases. An existing topic with that many replicas proves that there were
         enough brokers.
         """
         found = self._admin.list_topics(timeout=ADMIN_TIMEOUT_SECONDS).topics.values()
         most = max((len(partition.replicas) for topic in found for partition in topic.partitions.values()), default=0)
-        return most >= self._config.replication_factor
+        return most >= replicas
 
     def _await(self, created: list[str]) -> list[str]:
         """Wait until the brokers know newly created topics. Return those that don't appear in time."""
