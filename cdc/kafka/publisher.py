@@ -74,6 +74,7 @@ class Publisher:
         self._readability = Readability(name, config.topic_prefix, self._view, Ends(self._clients), is_stopping)
         foreign = ForeignTopics(config.topic_prefix, self._clients, config.optional_topics)
         self._topic_admin = TopicAdmin(config, self._clients.admin, is_stopping, topics_seen, foreign)
+        self._readability.remedy_of = self._topic_admin.remedy
         self._lost_topics = LostTopics(config, self._clients, self._topic_admin)
         self._loop = PublisherLoop(
             name,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 import structlog
@@ -53,6 +53,8 @@ class Readability:
         self._open_since: float | None = None
         # Time since which Kafka hasn't shown a topic that was written to.
         self._missing_since: float | None = None
+        self.remedy_of: Callable[[str], str] = self._remedy_by_name
+        """Returns the command that publishes a topic's rows again."""
         self.trouble: str | None = None
         """Why the last check couldn't tell whether consumers can read the last commit."""
         # Why `await_end` stopped waiting.
@@ -188,8 +190,10 @@ class Readability:
             self._unseen.committed({topic for topic, _ in own})
 
     def _remedy(self, partitions: Iterable[Place]) -> str:
-        topics = {topic.removeprefix(f"{self._topic_prefix}.") for topic, _ in partitions}
-        return "; ".join(snapshot_remedy([topic]) for topic in sorted(topics))
+        return "; ".join(map(self.remedy_of, sorted({topic for topic, _ in partitions})))
+
+    def _remedy_by_name(self, topic: str) -> str:
+        return snapshot_remedy([topic.removeprefix(f"{self._topic_prefix}.")])
 
 
 def others_transaction(topic_prefix: str) -> ConnectionLostError:

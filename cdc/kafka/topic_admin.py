@@ -209,7 +209,7 @@ class TopicAdmin:
                 return PublishError(f"the topic {topic}{more} doesn't exist", remedy)
             return PublishError(
                 f"the topic {topic}{more} was deleted",
-                f"{remedy} Then {self._remedy(topic)}, as its contents are lost.",
+                f"{remedy} Then {self.remedy(topic)}, as its contents are lost.",
             )
         return PublishAborted(f"the brokers don't show the topic {topic}{more} yet")
 
@@ -220,9 +220,10 @@ class TopicAdmin:
     def _loss(self, topic: str) -> str:
         """Return the warning for a topic that existed and had to be created again."""
         sentence = f"the topic {topic} was deleted and has been created again, empty"
-        return sentence if self._is_control(topic) else f"{sentence}: {self._remedy(topic)}"
+        return sentence if self._is_control(topic) else f"{sentence}: {self.remedy(topic)}"
 
-    def _remedy(self, topic: str) -> str:
+    def remedy(self, topic: str) -> str:
+        """Return the command that publishes a topic's rows again: those of its spaces, as far as these are known."""
         return snapshot_remedy(self._former.get(topic) or [topic.removeprefix(f"{self._config.topic_prefix}.")])
 
     def _is_control(self, topic: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from dataclasses import replace
 from decimal import Decimal
@@ -145,3 +146,9 @@ def test_without_the_library_an_expression_is_refused(monkeypatch: pytest.Monkey
     with pytest.raises(ConfigurationError, match="cel-expr-python") as caught:
         RowFilter("row.id > 3", ORDERS, "the rule")
     assert "tarantool-cdc[filter]" in caught.value.hint
+
+
+def test_the_library_is_imported_with_the_first_expression() -> None:
+    """A daemon without expressions needn't have it."""
+    program = "import sys, cdc.cli, cdc.daemon.supervisor, cdc.events.row_filter; assert 'cel_expr_python' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
