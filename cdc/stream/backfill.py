@@ -55,10 +55,11 @@ CHUNK_BYTES: Final = 1024 * 1024
 FILTERED_ROWS: Final = 200
 """Maximum rows of a chunk from a space with a filter: somebody may send one that takes milliseconds for each row."""
 
-_OTHER_RULES: Final = (
-    "since the daemon's last run, other rules for columns, topics or rows apply to a space: all its rows are published by them, as "
-    "`r`, once the next row of any space arrives. Request rows after that, if they are still needed then."
+OTHER_RULES: Final = (
+    "since the daemon's last run, other rules for columns, topics or rows apply to a space: all its rows are published by them, "
+    "as `r`, once the next row of any space arrives"
 )
+"""Why no request is carried out until then: it would have the daemon take the rules for carried out."""
 
 IsWanted = Callable[[Sequence[Any]], bool]
 """Function that says whether a row, given as its values, is to be published. Raises RequestError."""
@@ -93,8 +94,8 @@ class Backfill:
         instance if a row can't be encoded, and such rows aren't set aside. Raises KeysChangedError and ConfigurationError.
         """
         context, spaces = self._context, self._context.spaces
-        if spaces.schema.has_other_rules(form.space_id for form in spaces.published_forms()):
-            self.failure = _OTHER_RULES
+        if has_other_rules(spaces):
+            self.failure = OTHER_RULES
             return end(position, now_us, context, self.failure)
         spaces.publish_schema_changes(position, now_us, None)
         position = replace(position, schema_version=spaces.schema.schema_version)
@@ -219,6 +220,11 @@ class Backfill:
         if known is None or known[:2] != (form, expression):
             known = self._filters[form.space_id] = form, expression, new_filter(self._context, form, expression)
         return known[2]
+
+
+def has_other_rules(spaces: Spaces) -> bool:
+    """Return whether rules that the events so far don't follow apply to rows of published spaces."""
+    return spaces.schema.has_other_rules(form.space_id for form in spaces.published_forms())
 
 
 def new_filter(context: EventContext, form: SpaceForm, expression: str) -> IsWanted:

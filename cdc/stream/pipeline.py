@@ -44,7 +44,8 @@ from cdc.stream.python_stream import PythonStream
 from cdc.stream.recognition import at_position, last_rows_of, noted
 from cdc.stream.requests import Outcome, RequestDesk
 from cdc.stream.row_errors import Refusals
-from cdc.stream.snapshot import Snapshot, SnapshotReading
+from cdc.stream.snapshot import Snapshot
+from cdc.stream.snapshot_reading import SnapshotReading
 from cdc.stream.spaces import Spaces
 from cdc.stream.stream_events import StreamEvents
 from cdc.stream.transactions.ahead import Ahead

@@ -20,7 +20,7 @@ from cdc.events.notifications import NoteType
 from cdc.positions.position import Position
 from cdc.positions.requests import Request, SignalPlace
 from cdc.schema.forms import SpaceForm
-from cdc.stream.backfill import end, names_of, new_filter, published_space
+from cdc.stream.backfill import OTHER_RULES, end, has_other_rules, names_of, new_filter, published_space
 from cdc.stream.event_context import EventContext
 from cdc.stream.orders import Condition, Execute, Log, Order, Pause, Received, Refused, Resume, Stop
 
@@ -98,6 +98,8 @@ class RequestDesk:
             raise RequestError(
                 "the daemon keeps no rows that it could publish again", 'Set state.images = "full" and start it again.'
             )
+        if has_other_rules(self._context.spaces):
+            raise RequestError(OTHER_RULES, "Request rows after that, if they are still needed then.")
         forms = self._named(order.spaces) if order.exact else self._selected(order.spaces)
         filters = self._filters(order.conditions, forms, exact=order.exact)
         request = Request(order.id, tuple(form.space_id for form in forms), filters)

@@ -15,12 +15,12 @@ gone if its last event isn't after that seq.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from cdc import native
-from cdc.errors import CdcError, EncodingError, ProtocolError, SchemaError, WiderRowError
+from cdc.errors import EncodingError, ProtocolError, SchemaError, WiderRowError
 from cdc.events import topics
 from cdc.events.envelope import MALFORMED_BODY, SpaceCount, SpaceEvents, snapshot_record
 from cdc.images.image_events import ImageChanges
@@ -37,6 +37,7 @@ from cdc.stream.routed_messages import ChangeWriter
 from cdc.stream.row_errors import SNAPSHOT, stored_body
 from cdc.stream.snapshot_choice import SnapshotChoice
 from cdc.stream.snapshot_news import SnapshotNews
+from cdc.stream.snapshot_reading import SnapshotReading
 
 SPACE_ID: Final = Key.SPACE_ID
 TUPLE: Final = Key.TUPLE
@@ -46,22 +47,6 @@ _SILENT: Final = (b"", b"")
 _PREFIX_BYTES: Final = 4
 _DELETES_MAX: Final = 10_000
 _MANY: Final = 512
-
-
-@dataclass(frozen=True, slots=True)
-class SnapshotReading:
-    """How far a snapshot has been read.
-
-    - `rows`: number of rows of published spaces.
-    - `space`: name of the space whose rows come now, None before the first one and after the end.
-    - `spaces_read`: number of published spaces before that one. Rows come space after space.
-    - `spaces`: number of published spaces; 0 until the schema is complete.
-    """
-
-    rows: int = 0
-    space: str | None = None
-    spaces_read: int = 0
-    spaces: int = 0
 
 
 class Snapshot:
@@ -312,7 +297,7 @@ class Snapshot:
                 try:
                     change = self._deleted(form, key, tuple_)
                 except EncodingError as error:
-                    self._refuse(error, form.space_id, stored_body(form.space_id, tuple_))
+                    self._refusals.refuse(error, SNAPSHOT, INSERT, 0, stored_body(form.space_id, tuple_), form.space_id)
                     continue
                 if change is not None and not self._silent[form.space_id]:
                     shown, opening, content = change
@@ -380,9 +365,8 @@ class Snapshot:
                     counts[space_id] = counts.get(space_id, 0) + self._compared(image_changes[space_id], frame)
                 elif not silent[space_id]:
                     tuple_ = body[TUPLE]
-                    if not self._choice.is_wanted(space_id, tuple_):
-                        continue
-                    if space.route is not None and not space.route.takes(tuple_):
+                    is_routed = space.route is None or space.route.takes(tuple_)
+                    if not is_routed or not self._choice.is_wanted(space_id, tuple_):
                         counts.setdefault(space_id, 0)
                         continue
                     key = space.key_of(tuple_)
@@ -392,7 +376,7 @@ class Snapshot:
             except (EncodingError, SchemaError) as error:
                 if space_id in image_changes:
                     counts[space_id] = counts.get(space_id, 0) + 1
-                self._refuse(error, space_id, body_of(frame))
+                self._refusals.refuse(error, SNAPSHOT, INSERT, 0, body_of(frame), space_id)
                 continue
             except WiderRowError as error:
                 encoders[space_id] = self._spaces.widen(space.form, error.width)
@@ -433,9 +417,6 @@ class Snapshot:
         self._event(space, space.key_of(tuple_), opening, content)
         return True
 
-    def _refuse(self, error: CdcError, space_id: object, body: bytes) -> None:
-        self._refusals.refuse(error, SNAPSHOT, INSERT, 0, body, space_id)
-
     def _event(self, space: SpaceEvents, key: bytes, opening: bytes, content: bytes) -> None:
         builder, (before, after) = self._builder, self._pieces_of(space)
         if space.route is not None:
@@ -463,11 +444,11 @@ class Snapshot:
         """Note whether the images had a space's rows, before these are compared, and whether its rows are published."""
         images = self._images
         self._silent[form.space_id] = not self._publishes or self._choice.leaves_out(form)
-        if self._spaces.is_published(form):
-            self._choice.begin_space(form)
-        if images is None or not self._spaces.is_published(form):
+        if not self._spaces.is_published(form):
             return
-        self._known[form.space_id] = self._is_base and images.is_kept(form.space_id) and form.space_id not in self._emptied
+        self._choice.begin_space(form)
+        if images is not None:
+            self._known[form.space_id] = self._is_base and images.is_kept(form.space_id) and form.space_id not in self._emptied
 
     def _slow_path_encoder(self, header: Header, body: Body, frame: bytes) -> SpaceEvents | None:
         """Return the encoder for a row of a system space or the first row of a space, None if the row has no event."""

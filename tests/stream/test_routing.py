@@ -11,8 +11,8 @@ from cdc import native
 from cdc.config.routing import RoutingRuleSection
 from cdc.errors import ConfigurationError, RequestError, SnapshotNeededError
 from cdc.formats.options import FormatOptions
-from cdc.stream.backfill import Backfill
 from cdc.stream.batch import Broadcast
+from cdc.stream.orders import Execute, Received
 from tests.fakes.master import Master
 from tests.fakes.pipelines import NOW_US
 from tests.fakes.replica import Replica
@@ -220,20 +220,45 @@ def test_a_space_that_is_renamed_on_a_shared_topic_has_other_keys() -> None:
     ]
 
 
+def ask(replica: Replica) -> RequestError | None:
+    """Ask for the rows of a space. Returns the refusal."""
+    batch, outcome = replica.pipeline.take_order(Received(Execute("asked", ("users",), exact=True)), NOW_US)
+    if batch is not None:
+        replica.submit(batch)
+        replica.commit()
+    return outcome.refusal
+
+
 def test_a_request_waits_until_other_rules_are_carried_out() -> None:
     """Otherwise the rows that these rules move would never be published again."""
     master, replica = life([])
     news(replica)
     again(replica, routing_rules=SHARED)
-    request = Backfill(["users"])
-    with pytest.raises(RequestError, match="other rules for columns, topics or rows"):
-        replica.pipeline.backfill(request, NOW_US)
+    refusal = ask(replica)
+    assert refusal is not None
+    assert "other rules for columns, topics or rows" in refusal.message
     master.insert("users", 2, "two", 2)
     assert ("shop.orders", "r", {NAME: "orders_b", "id": 1}, "orders_b") in events(news(replica))
-    while not request.is_complete:
-        replica.submit(replica.pipeline.backfill(request, NOW_US))
+    assert ask(replica) is None
+    while replica.pipeline.position.requests.open:
+        replica.submit(replica.pipeline.backfill(NOW_US)[0])
     replica.commit()
     assert len(events(news(replica))) == 2
+
+
+def test_other_rules_end_a_request_that_was_open() -> None:
+    master, replica = life([])
+    news(replica)
+    assert ask(replica) is None
+    again(replica, routing_rules=SHARED)
+    batch, failure = replica.pipeline.backfill(NOW_US)
+    assert failure is not None
+    assert "other rules for columns, topics or rows" in failure
+    replica.submit(batch)
+    replica.commit()
+    assert not replica.pipeline.position.requests.open
+    master.insert("users", 2, "two", 2)
+    assert ("shop.orders", "r", {NAME: "orders_b", "id": 1}, "orders_b") in events(news(replica))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from cdc.errors import ConfigurationError, EncodingError, SnapshotNeededError
 from cdc.formats.options import FormatOptions
 from cdc.kafka.murmur2 import partition_of
 from cdc.positions.vclock import VClock
-from cdc.stream.backfill import Backfill
 from cdc.stream.batch import Addressed, Broadcast
+from cdc.stream.orders import Execute, Received
 from tests.fakes.master import Master
 from tests.fakes.pipelines import NOW_US
 from tests.fakes.profiles import SOME
@@ -221,8 +221,11 @@ def life(rng: random.Random, *, images: bool) -> None:
                 again()
             case 7 if images:
                 follow()
-                if not replica.pipeline._context.spaces.schema.is_touched:
-                    replica.submit(replica.pipeline.backfill(Backfill(names), NOW_US))
+                batch, _ = replica.pipeline.take_order(Received(Execute("asked", tuple(names), exact=True)), NOW_US)
+                if batch is not None:
+                    replica.submit(batch)
+                if replica.pipeline.position.requests.open:
+                    replica.submit(replica.pipeline.backfill(NOW_US)[0])
             case _:
                 change(master, rng, rng.choice(names))
     master.replace("users", 1, "a", 4)
