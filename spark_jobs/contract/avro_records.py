@@ -44,7 +44,7 @@ def as_json(registry: Registry) -> Callable[[bytes | None], bytes | None]:
 def with_json(records: DataFrame, registry: Registry) -> DataFrame:
     """Return records whose keys and values are JSON."""
     # Otherwise Spark would move a filter of the result before the conversion, and convert twice.
-    read: Any = F.udf(as_json(registry), "binary", useArrow=False).asNondeterministic()
+    read: Any = F.udf(as_json(registry), "binary").asNondeterministic()
     return records.withColumns({name: read(F.col(name)) for name in ("key", "value")})
 
 

@@ -37,7 +37,7 @@ def relabel(form: Form) -> Any:
     def renamed(text: str | None) -> str | None:
         return None if text is None else form.row_text(json_text.values(text))
 
-    return F.udf(renamed, "string", useArrow=False)
+    return F.udf(renamed, "string")
 
 
 def rekey(form: Form, doomed_up_to: int) -> Any:
@@ -62,7 +62,7 @@ def rekey(form: Form, doomed_up_to: int) -> Any:
             "job again when the snapshot is complete."
         )
 
-    return F.udf(rekeyed, "string", useArrow=False)
+    return F.udf(rekeyed, "string")
 
 
 def fields_of(text: Column) -> Column:

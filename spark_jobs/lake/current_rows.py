@@ -182,7 +182,7 @@ def _folded(
         F.expr("if(image is null, _row, image.row)").alias("base"),
         F.expr("filter(patches, patch -> patch.seq > coalesce(image.seq, _seq, -1))").alias("patches"),
     )
-    fold = F.udf(Fold(form, forms, skips_missing=not fails_without_row), "string", useArrow=False)
+    fold = F.udf(Fold(form, forms, skips_missing=not fails_without_row), "string")
     return (
         based.where("size(patches) > 0")
         .select(

@@ -75,7 +75,7 @@ def with_images(
     )
     members = ", ".join(f"'{name}', e.{name}" for name in _OF_EVENTS)
     slim = f"transform(events, e -> named_struct({members}))"
-    fold = F.udf(Fold(forms, skip_missing=skip_missing), _IMAGES, useArrow=False)
+    fold = F.udf(Fold(forms, skip_missing=skip_missing), _IMAGES)
     in_python = fold("space_id", "key", "stored_row", "stored_seq", "stored_version", F.expr(slim), "endings")
     before = f"if(e.op in ('c', 'r'), null, {_PREVIOUS})"
     native = F.expr(f"transform(events, (e, i) -> named_struct('op', e.op, 'before', {before}, 'after', e.after))")

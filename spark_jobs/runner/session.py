@@ -23,13 +23,8 @@ from spark_jobs.runner.options import Secret
 
 JARS_DIRECTORY_VARIABLE: Final = "TARANTOOL_CDC_SPARK_JARS"
 
-PACKAGES: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.3,io.delta:delta-spark_4.1_2.13:4.1.0"
-"""Maven coordinates of the packages that the jobs need beside Spark itself.
-
-The connector for Kafka is of a newer patch release than Spark, because those of 4.1.1 and 4.1.2 end each query that repeats a
-batch, as after a crash, with a NullPointerException. Spark stays at the release that Delta 4.1.0 was built for: with 4.1.3,
-Delta misses a class.
-"""
+PACKAGES: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0,io.delta:delta-spark_2.13:4.0.1"
+"""Maven coordinates of the packages that the jobs need beside Spark itself."""
 
 _UNIQUE: Final = (
     *("before", "after", "patch", "upsert", "key", "seq", "lsn", "source_ts", "sequence", "transaction_id", "kafka_offset"),
@@ -92,10 +87,7 @@ _LOOKED_UP: Final = ("py4j", "scala", "org", "java", "functions", "PythonUtils")
 """Names that PySpark and the jobs look up in Java, some thousand times for a few batches."""
 
 _REPEATING_LOGGERS: Final = (
-    *(
-        "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
-        "org.apache.spark.sql.execution.streaming.runtime.StreamExecution",
-    ),
+    *("org.apache.spark.sql.execution.streaming.MicroBatchExecution", "org.apache.spark.sql.execution.streaming.StreamExecution"),
     *("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager", "org.apache.spark.util.Utils"),
     *("org.apache.spark.sql.execution.datasources.FileFormatWriter", "org.apache.spark.sql.delta.files.DeltaFileFormatWriter"),
 )

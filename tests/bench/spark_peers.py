@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from cdc.local.jars import SPARK, JarSet, jar_folder
 
-_ICEBERG: Final = JarSet("iceberg", ("org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0",), transitive=False)
+_ICEBERG: Final = JarSet("iceberg", ("org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",), transitive=False)
 _COLUMNS: Final[Mapping[str, str]] = {
     "id": "bigint",
     "name": "string",
