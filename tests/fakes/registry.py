@@ -80,6 +80,10 @@ class FakeRegistry:
         """The schema with this id."""
         return next(text for text, known in self._ids.items() if known == number)
 
+    def knows(self, number: int | None, text: str) -> bool:
+        """Return whether this is the id of a schema."""
+        return self._ids.get(text, 0) == number
+
     def register(self, subject: str, text: str) -> int:
         """Register a schema without being asked, as an operator would; return its id."""
         if text not in self._ids:
