@@ -6,6 +6,7 @@ patch, so a difference is a fault of the daemon, of the jobs, or of the contract
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterable
 from decimal import Decimal, InvalidOperation
@@ -18,6 +19,8 @@ from tests.live import values
 from tests.live.stream import Event, Stream
 
 Row = list[Any]
+SameKeys = dict[tuple[str, str], str]
+"""Texts of keys that have a collation, by space and text: the first text that is the same key to the server."""
 
 SPACES = """
 local found = {}
@@ -29,14 +32,28 @@ for _, row in box.space._space:pairs({512}, {iterator = 'GE'}) do
 end
 return found
 """
+# For each key the place of the first one that is the same to the space's primary key.
+SAME = """
+local name, keys = ...
+local part = box.space[name].index[0].parts[1]
+local order = require('key_def').new({{fieldno = 1, type = part.type, collation = part.collation}})
+local firsts = {}
+for place, key in ipairs(keys) do
+    local first = 1
+    while order:compare({keys[first]}, {key}) ~= 0 do first = first + 1 end
+    firsts[place] = first
+end
+return firsts
+"""
 ROWS = "local rows = {} for _, row in box.space[...]:pairs() do table.insert(rows, row) end return rows"
 
 
 class Replica:
     """The rows of all spaces, by space id and by the text of the key."""
 
-    def __init__(self, forms: Forms, *, has_images: bool = False) -> None:
+    def __init__(self, forms: Forms, same_keys: SameKeys, *, has_images: bool = False) -> None:
         self._has_images = has_images
+        self._same_keys = same_keys
         self._forms = forms
         self._rows: dict[int, dict[str, Row]] = {}
         # The last event of each row, which decides what a snapshot sweeps.
@@ -64,8 +81,12 @@ class Replica:
         rows, seqs = self._rows.setdefault(space_id, {}), self._seqs.setdefault(space_id, {})
         key = event.key
         assert key is not None, where
-        identity = _text(json.loads(key))
-        if self._has_images:
+        written = self._same(json.loads(key), form)
+        identity = _text(written)
+        if self._has_images and form.collated:
+            # Its events are those of images = "none" all the same (docs/events.md).
+            assert value["before"] is None, f"{where} has no images, and the before {value['before']}"
+        elif self._has_images:
             there = rows.get(identity)
             told = None if value["before"] is None else _values(value["before"], form)
             if event.op in "ud":
@@ -94,9 +115,9 @@ class Replica:
             case _:
                 raise AssertionError(f"{where} has op {event.op}")
         seqs[identity] = event.seq
-        assert _is_key(json.loads(key), patch.key_of(rows[identity], form)), (
-            f"{where}: the row {rows[identity]} isn't under {key}"
-        )
+        built = patch.key_of(rows[identity], form)
+        is_key = built is not None and _is_key(written, self._same(built, form))
+        assert is_key, f"{where}: the row {rows[identity]} isn't under {key}"
 
     def sweep(self, spaces: Iterable[dict[str, Any]]) -> None:
         """A snapshot is complete: what it should have repeated and didn't is gone from the master."""
@@ -112,15 +133,31 @@ class Replica:
         if before is None or before == form:
             return
         rows, seqs = self._rows.get(form.space_id, {}), self._seqs.get(form.space_id, {})
-        moved = {identity: _text(patch.key_of(row, form)) for identity, row in rows.items()}
+        moved = {identity: _text(self._same(patch.key_of(row, form) or {}, form)) for identity, row in rows.items()}
         self._rows[form.space_id] = {moved[identity]: row for identity, row in rows.items()}
         self._seqs[form.space_id] = {moved[identity]: seq for identity, seq in seqs.items()}
 
+    def _same(self, key: dict[str, Any], form: Form) -> dict[str, Any]:
+        """The first of the texts that are this key to the server, where it has a collation."""
+        if not form.collated:
+            return key
+        return {name: self._same_keys.get((form.space, text := _string(part)), text) for name, part in key.items()}
 
-def fold(stream: Stream, events: Iterable[Event] | None = None, *, has_images: bool = False) -> Replica:
-    """Replay a stream from its beginning. If it `has_images`, each must be what the events before it make."""
+
+def fold(
+    stream: Stream,
+    events: Iterable[Event] | None = None,
+    *,
+    has_images: bool = False,
+    tarantool: TarantoolServer | None = None,
+) -> Replica:
+    """Replay a stream from its beginning. If it `has_images`, each must be what the events before it make.
+
+    Keys with a collation, which only a server can compare, are those of this `tarantool`.
+    """
     forms = Forms("schema", [json.dumps(value) for value in stream.control["schema"]])
-    replica = Replica(forms, has_images=has_images)
+    same_keys = {} if tarantool is None else _same_keys(stream.events, forms, tarantool)
+    replica = Replica(forms, same_keys, has_images=has_images)
     # Completions in the order of seq; each says how far the count was when it was written.
     completions = [(record["seq"], record["spaces"]) for record in stream.control["snapshot"] if record["status"] == "COMPLETED"]
     for event in stream.events if events is None else events:
@@ -155,9 +192,37 @@ def compare(replica: Replica, tarantool: TarantoolServer) -> dict[str, int]:
     return counts
 
 
-def _is_key(key: dict[str, Any], built: dict[str, Any] | None) -> bool:
+def _same_keys(events: Iterable[Event], forms: Forms, tarantool: TarantoolServer) -> SameKeys:
+    """Ask the server. A space that is dropped must have a successor with its name and collation."""
+    texts: dict[str, dict[str, str]] = {}
+    for event in events:
+        if event.key is None:
+            continue
+        form = forms.of(event.space_id, event.source["schema_version"])
+        if form.collated:
+            (part,) = json.loads(event.key).values()
+            texts.setdefault(form.space, {})[_string(part)] = _sent(part)
+    same: SameKeys = {}
+    for space, sent_by_text in texts.items():
+        shown = list(sent_by_text)
+        (firsts,) = tarantool.eval(SAME, space, list(sent_by_text.values()))
+        same |= {(space, text): shown[first - 1] for text, first in zip(shown, firsts, strict=True)}
+    return same
+
+
+def _string(part: Any) -> str:
+    """The text in a row of a string that is a part of a key."""
+    return str(part["string"] if isinstance(part, dict) else part)
+
+
+def _sent(part: Any) -> str:
+    """The string itself; bytes that aren't UTF-8 are surrogates."""
+    return base64.b64decode(part["string"]).decode("utf-8", "surrogateescape") if isinstance(part, dict) else str(part)
+
+
+def _is_key(key: dict[str, Any], built: dict[str, Any]) -> bool:
     """Whether a row of which the jobs build a key may be under another one: without a format they can't tell decimals."""
-    return built is not None and list(key) == list(built) and all(map(_is_same, key.values(), built.values()))
+    return list(key) == list(built) and all(map(_is_same, key.values(), built.values()))
 
 
 def _is_same(part: Any, built: Any) -> bool:

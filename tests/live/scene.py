@@ -94,7 +94,7 @@ class Scene:
         """Hold everything: the stream's own promises, and that it makes the master's contents. The daemon has caught up."""
         stream = self.check_events()
         has_images = self.daemon.settings["state"].get("images", "full") == "full"
-        counts = replica.compare(replica.fold(stream, has_images=has_images), self.tarantool)
+        counts = replica.compare(replica.fold(stream, has_images=has_images, tarantool=self.tarantool), self.tarantool)
         assert sum(counts.values()), "the master is empty, so nothing was compared"
         return stream
 
