@@ -27,7 +27,9 @@ _FAILED: Final = f"Change the expression so that it holds or doesn't hold for ea
 _SEEN: Final = frozenset({type(None), bool, int, float, bytes})
 """Types whose values an expression gets as they are."""
 _TEXT: Final = re.compile(r"""[rRbB]*(?:'''.*?'''|\"\"\".*?\"\"\"|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""", re.DOTALL)
-_PAST_FORMAT: Final = re.compile(r"\bfield_([1-9]\d{0,5})\b")
+_BY_NUMBER: Final = re.compile(r"\bfield_([1-9]\d{0,5})\b")
+_QUOTABLE: Final = re.compile(r"[A-Za-z0-9_.\-/ ]+").fullmatch
+"""Says whether an expression can have a field's name, in backquotes at least. Other fields are named by their places."""
 _HAS_FIELD: Final = re.compile(r"\bhas\s*\(\s*row\s*\.\s*(`[^`]+`|\w+)\s*\)")
 _MENTIONED: Final = re.compile(r"\brow\s*\.\s*(`[^`]+`|\w+)")
 _INTERNAL: Final = re.compile(r"^[A-Z_]+: (ERROR: )?|( \[[A-Z_]+\])+$")
@@ -42,12 +44,18 @@ class RowFilter:
         self._form = form
         code = _TEXT.sub("''", expression)
         self._check_has(code)
-        names = _candidates(code, form)
+        names = _candidates(expression, form)
+        self._program(expression, names, code)
+        # The compiler knows which fields an expression reads; the text alone doesn't tell. But `row.a.b` may be the entry `b` of
+        # `a`, or the field `a.b`, which the compiler takes if there is one.
+        for name in sorted(names, key=len):
+            is_part = any(name.startswith(f"{other}.") for other in names)
+            if not is_part and _compiles_without(expression, form, names, name):
+                del names[name]
         program = self._program(expression, names, code)
         if program.return_type().name() not in ("BOOL", "DYN"):
             raise self._mistake(f"is of type {program.return_type().name().lower()}, not true or false", "Compare it.")
-        used = [(name, place) for name, place in names.items() if not _compiles_without(expression, form, names, name)]
-        self._used = [(_ROW + name, place) for name, place in used]
+        self._used = [(_ROW + name, place) for name, place in names.items()]
         self._evaluate: Callable[..., Any] = program.eval
 
     @property
@@ -88,7 +96,8 @@ class RowFilter:
             raise self._mistake(
                 f"can't be used: {_shown(error)}",
                 "It is an expression in CEL that is true or false, and reads fields as row.NAME, or row.`NAME` if the name isn't "
-                "made of letters, digits and '_'. A field that is nullable may be compared with null.",
+                "made of the letters a to z, digits and '_', or as row.field_N, the Nth one, if the name has characters beyond "
+                "ASCII, or signs that no quoted name may have. A field that is nullable may be compared with null.",
             ) from None
 
     def _check_has(self, code: str) -> None:
@@ -131,7 +140,7 @@ def _compiled(expression: str, form: SpaceForm, names: dict[str, int]) -> Any:
 
 
 def _compiles_without(expression: str, form: SpaceForm, names: dict[str, int], name: str) -> bool:
-    """Return whether an expression doesn't read a field. The compiler knows; the text alone doesn't tell."""
+    """Return whether an expression doesn't read a field."""
     try:
         _compiled(expression, form, {other: place for other, place in names.items() if other != name})
     except RuntimeError:
@@ -139,12 +148,12 @@ def _compiles_without(expression: str, form: SpaceForm, names: dict[str, int], n
     return True
 
 
-def _candidates(code: str, form: SpaceForm) -> dict[str, int]:
+def _candidates(expression: str, form: SpaceForm) -> dict[str, int]:
     """Return the fields whose names occur in an expression, with their places: a form may have hundreds of others."""
-    found = {name: place for place, name in enumerate(form.field_names) if name in code}
-    for number in _PAST_FORMAT.findall(code):
+    found = {name: place for place, name in enumerate(form.field_names) if name in expression}
+    for number in _BY_NUMBER.findall(expression):
         place = int(number) - 1
-        if place >= len(form.fields):
+        if place >= len(form.fields) or not _QUOTABLE(form.field_names[place]):
             found.setdefault(f"field_{number}", place)
     return found
 

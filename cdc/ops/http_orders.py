@@ -6,7 +6,7 @@ import json
 import uuid
 from typing import Any, Final
 
-from cdc.stream.orders import FILTER_MAX, Condition, Execute, Order, Pause, Resume, Stop
+from cdc.stream.orders import FILTER_MAX, Condition, Execute, Order, Pause, Resume, Stop, is_unicode
 
 PATHS: Final = ("/snapshot", "/snapshot/stop", "/snapshot/pause", "/snapshot/resume")
 
@@ -27,7 +27,7 @@ def order_in(path: str, body: bytes) -> Order:
     match path:
         case "/snapshot":
             where = content.get("where")
-            is_text = isinstance(where, str) and 0 < len(where) <= FILTER_MAX
+            is_text = isinstance(where, str) and 0 < len(where) <= FILTER_MAX and is_unicode(where)
             if not spaces or not (where is None or is_text) or not content.keys() <= {"spaces", "where"}:
                 raise BodyError('the body must be {"spaces": [names]}, with a filter {"spaces": [names], "where": "expression"}')
             return Execute(identity, spaces, () if where is None else (Condition(None, where),), exact=True)

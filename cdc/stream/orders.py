@@ -110,10 +110,10 @@ def read_signal(prefix: str, key: bytes | None, value: bytes | None, default_id:
         content = _object(json.loads(value), "a signal")
         identity = _identity(content.get("id", default_id))
         return _order(identity, content)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        return Refused(default_id, f"a signal isn't JSON: {_shown(str(error))}")
     except _MistakeError as mistake:
         return Refused(identity, str(mistake))
+    except (ValueError, RecursionError) as error:  # also for a number of thousands of digits
+        return Refused(default_id, f"a signal isn't JSON: {_shown(str(error))}")
 
 
 def _order(identity: str, content: dict[str, Any]) -> Order:
@@ -167,7 +167,7 @@ def _check_kind(data: dict[str, Any]) -> None:
 
 
 def _identity(value: object) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= ID_MAX:
+    if not isinstance(value, str) or not 0 < len(value) <= ID_MAX or not is_unicode(value):
         raise _MistakeError(f'the "id" of a signal must be a text of 1 to {ID_MAX} characters')
     return value
 
@@ -193,9 +193,14 @@ def _texts(data: dict[str, Any], name: str) -> tuple[str, ...]:
 
 def _text(value: object, name: str) -> str:
     length_max = _MESSAGE_MAX if name == "message" else FILTER_MAX
-    if not isinstance(value, str) or not 0 < len(value) <= length_max:
+    if not isinstance(value, str) or not 0 < len(value) <= length_max or not is_unicode(value):
         raise _MistakeError(f'"{name}" has {_shown(value)} in the place of a text of 1 to {length_max} characters')
     return value
+
+
+def is_unicode(text: str) -> bool:
+    """Return whether a text from JSON can be written: there, a half of a surrogate pair may stand alone (`"\\ud800"`)."""
+    return not any("\ud800" <= sign <= "\udfff" for sign in text)
 
 
 def _shown(value: object) -> str:

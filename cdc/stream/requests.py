@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from cdc.errors import RequestError
+from cdc.events.json_values import encode
 from cdc.events.name_patterns import Budget, NamePattern, PatternError
 from cdc.events.notifications import NoteType
 from cdc.positions.position import Position
@@ -26,6 +27,8 @@ from cdc.stream.orders import Condition, Execute, Log, Order, Pause, Received, R
 
 REQUESTS_MAX: Final = 16
 """Maximum number of open requests: all of them are a part of every checkpoint."""
+_BYTES_MAX: Final = 128 * 1024
+"""Maximum size of the open requests in a checkpoint, when one is accepted: a filter is there once for each of its spaces."""
 _NAMES_SHOWN: Final = 20
 _PATTERN_SHOWN: Final = 60
 _FILTERS_TRIED: Final = 8
@@ -103,9 +106,14 @@ class RequestDesk:
         forms = self._named(order.spaces) if order.exact else self._selected(order.spaces)
         filters = self._filters(order.conditions, forms, exact=order.exact)
         request = Request(order.id, tuple(form.space_id for form in forms), filters)
-        names = [form.name for form in forms]
-        outcome = Outcome("rows were asked for", {"id": order.id, "spaces": names})
-        return replace(position, requests=replace(requests, open=(*requests.open, request))), outcome
+        requests = replace(requests, open=(*requests.open, request))
+        if (size := len(encode(requests.to_json()))) > _BYTES_MAX:
+            raise RequestError(
+                f"the open requests would have {size} bytes in each checkpoint, {_BYTES_MAX} are allowed",
+                "Ask for fewer spaces, write a shorter filter, or try again when others are done.",
+            )
+        outcome = Outcome("rows were asked for", {"id": order.id, "spaces": [form.name for form in forms]})
+        return replace(position, requests=requests), outcome
 
     def _named(self, names: Iterable[str]) -> list[SpaceForm]:
         """Return the forms of published spaces with these names. Raises RequestError if there is none, or no images of it."""

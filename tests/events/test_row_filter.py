@@ -80,6 +80,26 @@ def test_fields_past_the_format_have_the_names_of_their_places() -> None:
     assert chosen("row.field_8 == 'x' && row.field_9 == null", *row(), "", "x")
 
 
+def test_fields_whose_names_no_expression_can_have_are_named_by_their_places() -> None:
+    of = form([("id", "unsigned"), ("имя", "string"), ("it's", "string"), ("ok", "string")])
+    assert chosen("row.field_2 == 'x' && row.field_3 == 'y'", 1, "x", "y", "z", of=of)
+    with pytest.raises(ConfigurationError) as caught:
+        RowFilter("row.`имя` == 'x'", of, "the rule")
+    assert "row.field_N" in caught.value.hint
+
+
+def test_a_field_with_a_dot_beside_one_with_its_beginning() -> None:
+    of = orders()
+    of = replace(of, fields=(*of.fields[:3], replace(of.fields[3], name="total.sum"), *of.fields[4:]))
+    of = replace(of, fields=(*of.fields[:2], replace(of.fields[2], type="any"), *of.fields[3:]))
+    assert chosen("row.total.sum == 8", 1, "new", {"sum": 7}, 8, of=of)
+    assert chosen("row.total.sum == 8 && row.total.min == 7", 1, "new", {"min": 7}, 8, of=of)
+
+
+def test_an_apostrophe_in_a_comment() -> None:
+    assert chosen("row.id == 1 // it's the first\n && row.status == 'new' // isn't it", *row())
+
+
 def test_fields_that_are_read() -> None:
     found = RowFilter("row.status == 'is_paid' && row.data.id == 1", ORDERS, "the rule")
     assert (found.places, found.is_of_key) == (frozenset({1, 3}), False)

@@ -37,7 +37,16 @@ def test_what_is_no_order(path: str, body: Any) -> None:
         of(path, body)
 
 
-@pytest.mark.parametrize("body", [{}, {"spaces": []}, {"spaces": ["users"], "where": 7}, {"spaces": ["users"], "where": ""}])
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"spaces": []},
+        {"spaces": ["users"], "where": 7},
+        {"spaces": ["users"], "where": ""},
+        {"spaces": ["users"], "where": "row.name == '\ud800'"},
+    ],
+)
 def test_a_request_for_rows_names_spaces(body: Any) -> None:
     with pytest.raises(BodyError, match='"where"'):
         of("/snapshot", body)

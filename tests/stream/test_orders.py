@@ -92,6 +92,14 @@ def test_signals(value: Any, order: Order) -> None:
             {"type": "execute-snapshot", "data": {"data-collections": ["a"], "additional-conditions": [{"filter": "x" * 4001}]}},
             '"data-collection"',
         ),
+        pytest.param(b'{"type": ' + b"1" * 5_000 + b"}", "isn't JSON", id="a number of 5000 digits"),
+        (b'{"type": "pause-snapshot", "id": "\\ud800"}', '"id" of a signal must be a text'),
+        (b'{"type": "log", "data": {"message": "\\udcff"}}', "'\\udcff' in the place of a text"),
+        ({"type": "execute-snapshot", "data": {"data-collections": ["a\ud800"]}}, "'a\\ud800' in the place of a text"),
+        (
+            {"type": "execute-snapshot", "data": {"data-collections": ["a"], "additional-condition": "row.x == '\ud800'"}},
+            '"additional-condition"',
+        ),
         (b'"' + b"x" * SIGNAL_BYTES_MAX + b'"', f"1 to {SIGNAL_BYTES_MAX} bytes"),
     ],
 )
@@ -100,6 +108,7 @@ def test_what_is_no_signal(value: Any, sentence: str) -> None:
     assert isinstance(order, Refused)
     assert sentence in order.sentence
     assert len(order.sentence) < 400, "nobody can fill the log with what they send"
+    (order.id + order.sentence).encode()
 
 
 @pytest.mark.parametrize("key", [None, b"", b"shop2", b"\xff", b"x" * 1000])

@@ -12,6 +12,7 @@ from cdc.errors import ConfigurationError, RequestError
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.requests import Request, Requests, SignalPlace
 from cdc.stream import backfill
+from cdc.stream.commits.checkpoint import Writer, position_record
 from cdc.stream.orders import Condition, Execute, Log, Order, Pause, Received, Refused, Resume, Stop
 from cdc.stream.requests import REQUESTS_MAX, Outcome
 from tests.fakes.pipelines import NOW_US, pipeline
@@ -484,3 +485,17 @@ def test_an_interrupted_snapshot(images: bool, began: list[str]) -> None:
 def test_a_first_start_without_rows() -> None:
     shop = Shop(optional_topics=BOTH, mode="never")
     assert told_of_snapshots(shop.snapshot) == ["snapshot-1 SKIPPED"]
+
+
+def test_filters_do_not_outgrow_the_checkpoint() -> None:
+    """A filter is there once for each of its spaces, and all open requests are a part of each checkpoint."""
+    shop = Signalled()
+    for number in range(40):
+        shop.master.create_space(f"many {number}", USERS)
+    shop.follow_silently()
+    long = "row.id > 1 || " * 70 + "true"
+    outcomes = [shop.signal(Execute(f"x{number}", (".*",), (Condition(None, long),))) for number in range(6)]
+    refused = [str(outcome.refusal) for outcome in outcomes if outcome.refusal is not None]
+    assert (len(outcomes) - len(refused), len(refused)) == (3, 3)
+    assert "131072 are allowed" in refused[0]
+    assert len(position_record("shop", shop.replica.pipeline.position, Writer("w", has_store=True), 0)[1]) < 200_000
