@@ -66,6 +66,13 @@ class Routes:
                 return replace(_routing(topic, name), where=rule.where, partition_by=rule.partition_by)
         return _routing(self._topic, name)
 
+    def of_past(self, name: str) -> Routing:
+        """Return the same for rows that only change the images, as their events are published.
+
+        Nobody knows by which rules, and expressions may not fit the forms that spaces had.
+        """
+        return replace(self.of(name), where="", partition_by=())
+
     def without_effect(self, forms: Sequence[SpaceForm]) -> Iterator[str]:
         """Yield sentences about rules that apply to none of these spaces."""
         for number, rule in enumerate(self._rules):

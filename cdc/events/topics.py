@@ -61,6 +61,8 @@ class TopicNames:
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._reserved = CONTROL
+        self.are_past = False
+        """Whether events are of the past. They aren't published, and no topic is taken: others may have it now."""
         # By name, without the difference that Kafka doesn't make.
         self._taken: dict[str, _Taken] = {}
 
@@ -84,6 +86,8 @@ class TopicNames:
     def of_space(self, space_id: int, name: str, routing: Routing = PLAIN_ROUTING) -> str:
         """Return the topic of a space, and take it. Raises ConfigurationError if the name is taken, too long or empty."""
         topic = self.unchecked(name, routing)
+        if self.are_past:
+            return topic
         is_shared = bool(routing.shared_as)
         suffix = topic.removeprefix(f"{self._prefix}.")
         if suffix in self._reserved:

@@ -95,8 +95,13 @@ class BatchBuilder:
         self.parts = []
         self.byte_count = 0
 
+    def forget_topics(self) -> None:
+        """Discard the topics of messages that are already published: spaces may have others now."""
+        self._announced.clear()
+        self._topics = []
+
     def take_catch_up(self, position: Position, changes: Changes) -> Batch:
-        """Return the batch of a catch-up, without messages. The collected topics are kept: later batches need them."""
+        """Return the batch of a catch-up, without messages."""
         batch = Batch([], 0, 0, self.row_count, position, True, self.stored, [], self.timestamp, changes, True)
         self.parts, self.stored = [], {}
         self.byte_count = self.row_count = self.native_row_count = 0

@@ -17,8 +17,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from cdc import __version__
+from cdc.events.routes import Routes
 from cdc.formats.choice import new_envelope
 from cdc.images.overlay import Images
 from cdc.positions.last_row import LastRow
@@ -79,14 +81,16 @@ class Pipeline:
         columns = envelope.columns = options.columns()
         names = surroundings.new_names(options.prefix)
         names.reserve(options.optional_topics)
+        names.are_past = is_behind = catch_up_to is not None
         builder = BatchBuilder(names, position.seq, options.batch_bytes_max)
         routes = options.routes()
-        is_behind = catch_up_to is not None
-        schema = SchemaTracker(
-            stored, position.schema_version, None if is_behind else columns.mark, None if is_behind else routes.of
-        )
+        mark, routing = (None, routes.of_past) if is_behind else (columns.mark, routes.of)
+        if is_behind:
+            stored = [replace(space, routing=routes.of_past(str(space.space_row[2]))) for space in stored]
+        schema = SchemaTracker(stored, position.schema_version, mark, routing)
         spaces = Spaces(surroundings, schema, envelope, builder, images)
         refusals = Refusals(options, spaces, builder, images, str(server_uuid))
+        refusals.are_past = is_behind
         notifier = Notifier(builder, options.prefix, is_on=options.has_notifications)
         context = EventContext(options, spaces, envelope, builder, images, refusals, notifier)
         base = replace(position, server_uuid=server_uuid, last_rows=last_rows_of(position, server_uuid))
@@ -105,7 +109,7 @@ class Pipeline:
         catch_up = None
         if catch_up_to is not None:
             catch_up = CatchUp(catch_up_to, context, events, self._boundaries, ahead)
-            catch_up.on_end = lambda: schema.begin_rules(columns.mark, routes.of, published)
+            catch_up.on_end = partial(_end_past, context, routes, published)
         assembler = Assembler(memory_bytes_max=options.transaction_bytes_max, new_spool=surroundings.new_spool)
         self._python = PythonStream(assembler, self._limbo, events, self._publication, catch_up, ahead)
         self._stream: PythonStream | CompiledStream = self._python
@@ -299,3 +303,10 @@ class Pipeline:
         """
         self._events.base = self._backfill.advance(self.position, now_us, starts_alone=starts_alone)
         return self._batch(), self._backfill.failure
+
+
+def _end_past(context: EventContext, routes: Routes, published: Collection[StoredSpace]) -> None:
+    """Have the rows behind the catch-up published by the configuration's rules; for `published` see Pipeline."""
+    context.refusals.are_past = context.builder.names.are_past = False
+    context.builder.forget_topics()
+    context.spaces.schema.begin_rules(context.envelope.columns.mark, routes.of, published)

@@ -98,9 +98,14 @@ class Refusals:
         self._builder = builder
         self._images = images
         self._server_uuid = server_uuid
+        self.are_past = False
+        """Whether rows only change the images, as their events are published: one that couldn't be encoded, if it had to be, was
+        refused then."""
 
     def refuse(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
         """Raise the error of a row that can't be encoded, or write the row and its body as received to the dead-letter topic."""
+        if self.are_past:
+            return
         if self._options.on_error == "fail":
             raise self.at_row(error, transaction, kind, lsn, body, space_id) from error
         self._set_aside(error, transaction, kind, lsn, body, space_id)

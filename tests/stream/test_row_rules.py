@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -449,3 +450,61 @@ def test_headers_and_tombstones_in_all_formats(formats: FormatOptions) -> None:
         *((b"d", no), (b"d", yes)),
         *((b"c", no), (b"d", no), (b"d", yes)),
     ]
+
+
+def behind(target: Shop) -> list[Sent]:
+    """Have the daemon start with a store from before what it has published, and then follow."""
+    target.follow()
+    target.replica.crash()
+    target.replica.connect()
+    target.master.nop()
+    return target.follow()
+
+
+def test_a_start_behind_names_that_were_swapped() -> None:
+    """The store is as of a time when the names, and so the topics, were others."""
+    target = Shop(images=True, routing_rules=[RoutingRuleSection(spaces="(users)", topic="{1}")])
+    target.master.create_space("others", USERS)
+    target.follow()
+    target.replica.flush()
+    target.master.begin()
+    for one, other in (("users", "temporary"), ("others", "users"), ("temporary", "others")):
+        target.master.rename(one, other)
+    target.master.commit()
+    assert behind(target) == []
+    target.master.insert("users", 1, "new", 1)
+    target.master.delete("others", 2)
+    assert [(one.op, one.topic, one.key["id"]) for one in target.events()] == [
+        ("c", "shop.users", 1),
+        ("d", "shop.others", 2),
+    ]
+
+
+def test_a_start_behind_spaces_that_share_a_topic() -> None:
+    target = Shop(images=True, routing_rules=[RoutingRuleSection(spaces="a.b", topic="all")])
+    target.replica.flush()
+    for name in ("a b", "a_b"):
+        target.master.create_space(name, USERS)
+        target.master.insert(name, 1, "x")
+    assert behind(target) == []
+    target.master.delete("a b", 1)
+    assert [(one.op, one.topic) for one in target.events()] == [("d", "shop.all")]
+
+
+def test_a_start_behind_fields_that_an_expression_does_not_fit() -> None:
+    target = Shop(images=True, routing_rules=[RoutingRuleSection(spaces="users", where="row.name == 'one'")])
+    target.replica.flush()
+    target.master.rename("users", "others")
+    target.master.format("others", [{"name": "id", "type": "unsigned"}, {"name": "title", "type": "string"}])
+    assert behind(target) == []
+    target.master.delete("others", 1)
+    assert content(target.events()) == [("d", {"id": 1, "title": "one", "field_3": 10}, None)]
+
+
+def test_a_start_behind_a_row_that_is_neither_chosen_nor_encodable() -> None:
+    target = shop("row.id < 5")
+    target.replica.flush()
+    target.master.insert("users", 7, "x", msgpack.ExtType(99, b"\0"))
+    assert behind(target) == []
+    target.master.replace("users", 4, "y")
+    assert [one.op for one in target.events()] == ["c"]
