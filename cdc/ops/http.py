@@ -70,7 +70,11 @@ class StatusServer:
                     length = int(self.headers.get("Content-Length", 0))
                     if not 0 <= length <= BODY_BYTES_MAX:
                         raise BodyError(f"the body may have {BODY_BYTES_MAX} bytes")
-                    order = order_in(self.path, self.rfile.read(length))
+                    body = self.rfile.read(length)
+                    # No body is an order, too: to stop, for instance, everything. One that wasn't read mustn't be taken for none.
+                    if len(body) < length or "Transfer-Encoding" in self.headers:
+                        raise BodyError("the body must be as long as Content-Length says, and without Transfer-Encoding")
+                    order = order_in(self.path, body)
                 except ValueError as error:
                     return 400, {"error": str(error)}
                 if status.requests is None or not status.requests.is_open:

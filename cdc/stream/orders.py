@@ -211,7 +211,7 @@ def _shown(value: object) -> str:
 def received(prefix: str, place: SignalPlace, offset: int, ts_ms: int, record: tuple[bytes | None, bytes | None]) -> Received:
     """Return what to do about the record at `offset`, the next one after `place`, given its timestamp, its key and value."""
     after = place.after(offset, ts_ms)
-    if ts_ms <= place.floor_ts_ms:
+    if place.floor_ts_ms and ts_ms <= place.floor_ts_ms:
         return Received(None, after)
     return Received(read_signal(prefix, *record, default_id=f"{place.topic_id}:{offset}"), after)
 
@@ -232,6 +232,8 @@ def begin_at(known: SignalPlace | None, topic_id: str, ends: tuple[int, int], no
         lost = low - known.offset
         warning = f"{lost} records of the signal topic have expired, or were deleted, before the daemon could read them"
         return SignalPlace(topic_id, low, known.last_ts_ms, known.floor_ts_ms), warning
+    # Whoever writes a signal chooses its timestamp: one in the future must not have the daemon ignore signals until then.
+    newest_ms = min(known.last_ts_ms, now_ms)
     what = "was made anew" if known.topic_id != topic_id else "has lost its newest records"
     warning = f"the signal topic {what}: the daemon obeys its signals that are younger than the last one that it has taken"
-    return SignalPlace(topic_id, low, known.last_ts_ms, known.last_ts_ms), warning
+    return SignalPlace(topic_id, low, newest_ms, newest_ms), warning

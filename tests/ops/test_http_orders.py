@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import pytest
 
+from cdc.ops.http import StatusServer
 from cdc.ops.http_orders import PATHS, BodyError, order_in
+from cdc.ops.request_queue import RequestQueue
+from cdc.ops.status import Status
 from cdc.stream.orders import Condition, Execute, Pause, Resume, Stop
 
 
@@ -50,3 +54,27 @@ def test_what_is_no_order(path: str, body: Any) -> None:
 def test_a_request_for_rows_names_spaces(body: Any) -> None:
     with pytest.raises(BodyError, match='"where"'):
         of("/snapshot", body)
+
+
+@pytest.mark.parametrize(
+    ("header", "body"),
+    [
+        ("Transfer-Encoding: chunked", b'14\r\n{"spaces": ["users"]}\r\n0\r\n\r\n'),
+        ("Content-Length: 20", b""),
+    ],
+)
+def test_a_body_that_is_not_read_is_not_taken_for_none(header: str, body: bytes) -> None:
+    """To stop without a body means to stop everything."""
+    status = Status("shop")
+    status.requests = RequestQueue()
+    status.requests.open()
+    server = StatusServer(("127.0.0.1", 0), status)
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            head = f"POST /snapshot/stop HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{header}\r\n\r\n"
+            connection.sendall(head.encode() + body)
+            connection.shutdown(socket.SHUT_WR)
+            assert connection.recv(100).startswith(b"HTTP/1.0 400")
+    finally:
+        server.close()
+    assert status.requests.to_json() is None, "nothing waits to be carried out"

@@ -142,13 +142,16 @@ PLACE = SignalPlace("one", 40, 1_000)
         (PLACE, "one", (45, 50), SignalPlace("one", 45, 1_000), "5 records"),
         (PLACE, "one", (0, 39), SignalPlace("one", 0, 1_000, 1_000), "newest records"),
         (PLACE, "two", (0, 50), SignalPlace("two", 0, 1_000, 1_000), "made anew"),
+        (SignalPlace("one", 40, 90_000), "two", (0, 50), SignalPlace("two", 0, 9_999, 9_999), "made anew"),
         (SignalPlace("one", 4, 7, 6), "one", (3, 50), SignalPlace("one", 4, 7, 6), ""),
     ],
 )
 def test_where_the_topic_is_read_from(
     known: SignalPlace | None, topic_id: str, ends: tuple[int, int], begin: SignalPlace, warning: str
 ) -> None:
-    """First start; nothing happened; all deleted; cut by retention; newest records lost; made anew; once more after that."""
+    """First start; nothing happened; all deleted; cut by retention; newest records lost; made anew, also
+    after a signal from the future; once more after that.
+    """
     found, told = begin_at(known, topic_id, ends, 9_999)
     assert found == begin
     assert warning in told
@@ -156,7 +159,7 @@ def test_where_the_topic_is_read_from(
 
 
 def test_copies_of_signals_that_were_taken_are_passed_over() -> None:
-    begin, _ = begin_at(PLACE, "two", (0, 3), 0)
+    begin, _ = begin_at(PLACE, "two", (0, 3), 9_999)
     record = b"shop", json.dumps(EXECUTE).encode()
     old = received("shop", begin, 0, 1_000, record)
     assert old == Received(None, SignalPlace("two", 1, 1_000, 1_000))
@@ -164,3 +167,10 @@ def test_copies_of_signals_that_were_taken_are_passed_over() -> None:
     new = received("shop", old.place, 1, 1_001, record)
     assert isinstance(new.order, Execute)
     assert new.place == SignalPlace("two", 2, 1_001, 1_000)
+
+
+@pytest.mark.parametrize("ts_ms", [-1, 0])
+def test_a_signal_without_a_timestamp_is_obeyed(ts_ms: int) -> None:
+    found = received("shop", PLACE, 40, ts_ms, (b"shop", json.dumps(EXECUTE).encode()))
+    assert isinstance(found.order, Execute)
+    assert found.place == SignalPlace("one", 41, 1_000)
