@@ -103,8 +103,9 @@ class RequestDesk:
             )
         if has_other_rules(self._context.spaces):
             raise RequestError(OTHER_RULES, "Request rows after that, if they are still needed then.")
-        forms = self._named(order.spaces) if order.exact else self._selected(order.spaces)
-        filters = self._filters(order.conditions, forms, exact=order.exact)
+        budget = Budget()
+        forms = self._named(order.spaces) if order.exact else self._selected(order.spaces, budget)
+        filters = self._filters(order.conditions, forms, None if order.exact else budget)
         request = Request(order.id, tuple(form.space_id for form in forms), filters)
         requests = replace(requests, open=(*requests.open, request))
         if (size := len(encode(requests.to_json()))) > _BYTES_MAX:
@@ -128,10 +129,10 @@ class RequestDesk:
             found.append(form)
         return found
 
-    def _selected(self, patterns: Sequence[str]) -> list[SpaceForm]:
+    def _selected(self, patterns: Sequence[str], budget: Budget) -> list[SpaceForm]:
         """Return the forms of the published spaces that patterns select. Raises RequestError if there is none with images."""
         published = self._context.spaces.published_forms()
-        selected = self._selector(patterns, exact=False)
+        selected = self._selector(patterns, budget)
         found = [form for form in published if selected(form.name)]
         if not found:
             raise RequestError(
@@ -150,7 +151,7 @@ class RequestDesk:
         return "it is just being made" if images is None else images.spaces_without_images.get(form.name, "it is just being made")
 
     def _filters(
-        self, conditions: Sequence[Condition], forms: Sequence[SpaceForm], *, exact: bool
+        self, conditions: Sequence[Condition], forms: Sequence[SpaceForm], budget: Budget | None
     ) -> tuple[tuple[int, str], ...]:
         """Return the filters by space id: the first of the conditions that concerns the space.
 
@@ -159,7 +160,7 @@ class RequestDesk:
         left = {form.space_id: form for form in forms}
         found: list[tuple[int, str]] = []
         for condition in conditions:
-            concerns = (lambda _: True) if condition.spaces is None else self._selector([condition.spaces], exact=exact)
+            concerns = (lambda _: True) if condition.spaces is None else self._selector([condition.spaces], budget)
             for form in [form for form in left.values() if concerns(form.name)]:
                 del left[form.space_id]
                 if len(found) < _FILTERS_TRIED:
@@ -167,15 +168,18 @@ class RequestDesk:
                 found.append((form.space_id, condition.expression))
         return tuple(found)
 
-    def _selector(self, spaces: Sequence[str], *, exact: bool) -> Callable[[str], bool]:
-        """Return a function that says whether a space's name is one of these, or matches one of these patterns."""
-        if exact:
+    def _selector(self, spaces: Sequence[str], budget: Budget | None) -> Callable[[str], bool]:
+        """Return a function that says whether a space's name matches one of these patterns, or is one of them without `budget`.
+
+        All patterns of an order have the same budget.
+        """
+        if budget is None:
             return frozenset(spaces).__contains__
         try:
             patterns = list(map(NamePattern, spaces))
         except PatternError as error:
             raise RequestError(str(error)) from error
-        budget, collection = Budget(), self._context.notifier.collection
+        collection = self._context.notifier.collection
 
         def is_selected(name: str) -> bool:
             try:
@@ -189,7 +193,7 @@ class RequestDesk:
 
     def _stop(self, order: Stop, position: Position, now_us: int) -> tuple[Position, Outcome]:
         requests, spaces = position.requests, self._context.spaces
-        is_stopped = (lambda _: True) if order.spaces is None else self._selector(order.spaces, exact=order.exact)
+        is_stopped = (lambda _: True) if order.spaces is None else self._selector(order.spaces, None if order.exact else Budget())
         left = [
             tuple(space_id for space_id in request.space_ids if not is_stopped(spaces.schema.name(space_id) or ""))
             for request in requests.open

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from typing import Any
 
 import pytest
@@ -499,3 +500,14 @@ def test_filters_do_not_outgrow_the_checkpoint() -> None:
     assert (len(outcomes) - len(refused), len(refused)) == (3, 3)
     assert "131072 are allowed" in refused[0]
     assert len(position_record("shop", shop.replica.pipeline.position, Writer("w", has_store=True), 0)[1]) < 200_000
+
+
+def test_all_patterns_of_a_signal_together_may_take_only_so_long() -> None:
+    """The stream waits meanwhile."""
+    shop = Signalled()
+    slow = "(" + "u?s?e?r?o?d?.*" * 20 + ")#"
+    conditions = [Condition(slow + "x" * (number % 3), "row.id > 1") for number in range(150)]
+    began = time.monotonic()
+    assert "too long" in str(shop.signal(Execute("a", (".*",), tuple(conditions))).refusal)
+    assert time.monotonic() - began < 3
+    assert shop.signal(Execute("b", (".*",), tuple(conditions[:1]))).refusal is None
