@@ -188,8 +188,11 @@ class SchemaChange:
     has_other_columns: bool = False
     former: SpaceForm | None = field(default=None, compare=False)
     """The form before an ALTER."""
-    # The last form under which rows were published, if its events went elsewhere (SpaceForm.routing).
-    former_route: SpaceForm | None = None
+
+    @property
+    def former_route(self) -> SpaceForm | None:
+        """The form before, if other rules for topics or rows applied to it (SpaceForm.routing)."""
+        return self.former if self.former is not None and self.former.routing != self.form.routing else None
 
 
 @dataclass(frozen=True, slots=True)

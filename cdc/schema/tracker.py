@@ -197,8 +197,7 @@ class SchemaTracker:
                 else:
                     renamed_from = known.name if known.name != form.name else None
                     has_other_columns = known.columns != form.columns
-                    route = known if known.routing != form.routing else None
-                    found.append(SchemaChange(ChangeKind.ALTER, form, renamed_from, has_other_columns, known, route))
+                    found.append(SchemaChange(ChangeKind.ALTER, form, renamed_from, has_other_columns, known))
             elif known is not None:
                 del self._known[space_id]
                 found.append(SchemaChange(ChangeKind.DROP, known))

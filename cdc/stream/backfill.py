@@ -44,7 +44,7 @@ from cdc.schema.forms import SpaceForm
 from cdc.schema.keys import space_prefix
 from cdc.stream.event_context import EventContext
 from cdc.stream.notifier import PROGRESS_US
-from cdc.stream.routed_messages import ChangeWriter
+from cdc.stream.routed_messages import RowWriter
 from cdc.stream.row_errors import SNAPSHOT, stored_body
 from cdc.stream.spaces import Spaces
 
@@ -323,16 +323,19 @@ def write_rows(
     """
     shown, count, images, builder = 0, 0, context.images, context.builder
     assert images is not None, "without images there are no rows to publish again"
+    writer = RowWriter(builder, context.envelope, tombstones=False)
     for count, (key, tuple_) in enumerate(images.scan(space.form.space_id, after), 1):
         after, values = key, tuple_values(tuple_)
         if is_wanted is None or is_wanted(values):
-            shown += _row(context, space, tuple_, values, pieces)
+            shown += _row(context, writer, space, tuple_, values, pieces)
         if count >= rows_max or builder.byte_count >= bytes_max:
             return Chunk(after, shown, count, is_last=False)
     return Chunk(after, shown, count, is_last=True)
 
 
-def _row(context: EventContext, space: SpaceEvents, tuple_: bytes, values: list[Any], pieces: tuple[bytes, bytes]) -> bool:
+def _row(
+    context: EventContext, writer: RowWriter, space: SpaceEvents, tuple_: bytes, values: list[Any], pieces: tuple[bytes, bytes]
+) -> bool:
     try:
         if space.route is not None and not space.route.takes(values):
             return False
@@ -345,19 +348,8 @@ def _row(context: EventContext, space: SpaceEvents, tuple_: bytes, values: list[
         wider = context.spaces.widen(space.form, error.width)
         if space.form.space_id in context.spaces.encoders:
             context.spaces.encoders.put(space.form.space_id, wider, is_synchronous=space.form.is_sync)
-        return _row(context, wider, tuple_, values, pieces)
-    builder, (before, after) = context.builder, pieces
-    if space.route is not None:
-
-        def make(seq: int, start: bytes) -> bytes:
-            return b"".join((start, before, context.envelope.number(seq), after))
-
-        ChangeWriter(builder, space, None, make, tombstones=False).put(key, space.openings.snapshot, row)
-        return True
-    builder.seq += 1
-    value = b"".join((space.openings.snapshot, row, before, context.envelope.number(builder.seq), after))
-    builder.byte_count += len(value)
-    builder.parts.append((space.topic, key, value))
+        return _row(context, writer, wider, tuple_, values, pieces)
+    writer.put(space, key, space.openings.snapshot, row, pieces)
     return True
 
 

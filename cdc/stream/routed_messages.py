@@ -1,4 +1,6 @@
-"""Messages of spaces to whose rows rules apply, or whose messages have headers: each is a Python object of its own.
+"""Messages of changes and of rows, in spaces to whose rows rules apply, or whose messages have headers, and in others.
+
+Where such rules apply, each message is a Python object of its own.
 
 One change may make two events: if it moves a row to another partition, the key is deleted in the former one first.
 """
@@ -6,8 +8,9 @@ One change may make two events: if it moves a row to another partition, the key 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
-from cdc.events.envelope import SpaceEvents
+from cdc.events.envelope import Envelope, SpaceEvents
 from cdc.stream.batch import Addressed, BatchBuilder, Part
 
 MakeEvent = Callable[[int, bytes], bytes]
@@ -43,6 +46,30 @@ class ChangeWriter:
         builder.parts.append(_message(space.topic, key, value, place, headers))
         if op == b"d" and self._tombstones:
             builder.parts.append(_message(space.topic, key, None, place, headers))
+
+
+class RowWriter:
+    """Writer of events of rows that are in no log: those of a snapshot, and of a request for rows."""
+
+    def __init__(self, builder: BatchBuilder, envelope: Envelope, *, tombstones: bool) -> None:
+        self._builder = builder
+        self._envelope = envelope
+        self._tombstones = tombstones
+
+    def put(self, space: SpaceEvents, key: bytes, opening: bytes, content: bytes, pieces: tuple[bytes, bytes]) -> None:
+        """Put an event. `pieces` are the bytes between its row and its seq, and those after its seq."""
+        builder, (before, after) = self._builder, pieces
+        if space.route is not None:
+            make = partial(self._event, before, after)
+            ChangeWriter(builder, space, None, make, tombstones=self._tombstones).put(key, opening, content)
+            return
+        builder.seq += 1
+        value = b"".join((opening, content, before, self._envelope.number(builder.seq), after))
+        builder.byte_count += len(value)
+        builder.parts.append((space.topic, key, value))
+
+    def _event(self, before: bytes, after: bytes, seq: int, start: bytes) -> bytes:
+        return b"".join((start, before, self._envelope.number(seq), after))
 
 
 def _message(topic: str, key: bytes, value: bytes | None, place: bytes | None, headers: list[tuple[str, bytes]] | None) -> Part:

@@ -33,7 +33,7 @@ from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import TRACKED_SPACES
 from cdc.stream.backfill import abort
 from cdc.stream.event_context import EventContext
-from cdc.stream.routed_messages import ChangeWriter
+from cdc.stream.routed_messages import RowWriter
 from cdc.stream.row_errors import SNAPSHOT, stored_body
 from cdc.stream.snapshot_choice import SnapshotChoice
 from cdc.stream.snapshot_news import SnapshotNews
@@ -78,6 +78,7 @@ class Snapshot:
         self._spaces = spaces
         self._envelope = context.envelope
         self._builder = builder
+        self._writer = RowWriter(builder, context.envelope, tombstones=context.options.tombstones)
         self._refusals = context.refusals
         self._now_us = now_us
         self._publishes = publish
@@ -418,18 +419,7 @@ class Snapshot:
         return True
 
     def _event(self, space: SpaceEvents, key: bytes, opening: bytes, content: bytes) -> None:
-        builder, (before, after) = self._builder, self._pieces_of(space)
-        if space.route is not None:
-            make = partial(self._joined, before, after)
-            ChangeWriter(builder, space, None, make, tombstones=self._tombstones).put(key, opening, content)
-            return
-        builder.seq += 1
-        value = b"".join((opening, content, before, self._envelope.number(builder.seq), after))
-        builder.byte_count += len(value)
-        builder.parts.append((space.topic, key, value))
-
-    def _joined(self, before: bytes, after: bytes, seq: int, start: bytes) -> bytes:
-        return b"".join((start, before, self._envelope.number(seq), after))
+        self._writer.put(space, key, opening, content, self._pieces_of(space))
 
     def _pieces_of(self, space: SpaceEvents) -> tuple[bytes, bytes]:
         """Return the bytes between an event's row and its seq, and those after its seq; built once per call of `feed`."""

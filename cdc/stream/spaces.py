@@ -253,11 +253,13 @@ class Spaces:
         for change in changes:
             if change.kind is ChangeKind.DROP and on_gone is not None and (in_snapshot or self._has_other_name(change.form)):
                 on_gone(change.form)
-            if change.kind is ChangeKind.DROP or change.previous_name is not None or change.former_route is not None:
+            if change.kind is ChangeKind.DROP:
                 self._names.release(change.form.space_id)
-        if changes:
-            self._check_published()
-            self._columns.check_new_keys(changes)
+        # Also those of spaces that never were published under them, and are gone or have another name: no change tells of these.
+        for space_id in touched:
+            self._names.release(space_id)
+        self._check_published()
+        self._columns.check_new_keys(changes)
         position = replace(position, seq=self._builder.seq)
         for change in changes:
             form = change.form
@@ -268,7 +270,7 @@ class Spaces:
             former = change.former_route
             if former is not None and on_moved is not None and self._names.are_apart(former, form):
                 on_moved(former)
-            is_other = change.has_other_columns or change.former_route is not None
+            is_other = change.has_other_columns or former is not None
             if is_other and in_snapshot:
                 self.shown_otherwise.add(form.space_id)
             elif is_other:

@@ -63,6 +63,15 @@ def wait_until_read(scene: Scene) -> None:
     wait_for("signals are read", lambda: "signals are read" in scene.daemon.run.log_text())
 
 
+def obeying(scene: Scene) -> Sender:
+    """Start a daemon, wait until it reads signals, and return a sender of them."""
+    with_topics(scene)
+    scene.daemon.start()
+    scene.catch_up()
+    wait_until_read(scene)
+    return Sender(scene)
+
+
 def wait_until_done(scene: Scene, taken: int, skipped: int = 0) -> None:
     """Wait until this process has taken so many signals, and no request is open."""
 
@@ -144,11 +153,7 @@ def test_signals_while_the_daemon_is_killed(scene: Scene, seed: int, delivery: s
 @pytest.mark.soak
 def test_stopped_and_paused(scene: Scene) -> None:
     scene.tarantool.eval(FILL, ROWS)
-    with_topics(scene)
-    scene.daemon.start()
-    scene.catch_up()
-    wait_until_read(scene)
-    sender = Sender(scene)
+    sender = obeying(scene)
     sender.order("p", "pause-snapshot")
     sender.execute("a", "one", "two")
     sender.order("p", "pause-snapshot")
@@ -170,11 +175,7 @@ def test_stopped_and_paused(scene: Scene) -> None:
 
 def test_a_topic_that_is_made_anew(scene: Scene) -> None:
     scene.tarantool.eval(FILL, 10)
-    with_topics(scene)
-    scene.daemon.start()
-    scene.catch_up()
-    wait_until_read(scene)
-    sender = Sender(scene)
+    sender = obeying(scene)
     sender.execute("a", "one")
     wait_until_done(scene, 1)
     topic = f"{scene.prefix}.signal"

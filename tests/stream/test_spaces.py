@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cdc.errors import UnseenRowsError
@@ -513,6 +513,7 @@ class Names:
 
 @SOME
 @given(seed=st.integers(0, 2**32 - 1))
+@example(seed=53543)  # a snapshot has another space with the name of one that is gone, and that no event ever had
 def test_consumer_has_what_is_published_after_any_life(seed: int) -> None:
     """Killed anywhere, with the store anywhere behind; and nothing else."""
     live_randomly(seed)
