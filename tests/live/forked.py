@@ -194,6 +194,7 @@ class CdcProcess(ChildProcess):
     def _start(self, command: Sequence[str], working_directory: Path | None, environment: Mapping[str, str]) -> Running:
         if not (self._is_forked and can_be_forked(environment)):
             return super()._start(command, working_directory, environment)
+        self._log_file.touch()  # the fork opens it some moments later, and somebody may want to read it by then
         return _server().fork(_order(command[3:], environment, working_directory, self._log_file))
 
     def pause(self) -> None:

@@ -119,7 +119,7 @@ NAMES: Final = (
     "ab" * 100,
     "Ab",
     "aB",
-    " ",
+    " x",
     "Größe 東京",
     'quote"',
     "back`tick",
@@ -130,7 +130,7 @@ NAMES: Final = (
     "tilde~",
     "NULL",
 )
-"""Names of spaces; no two become one topic."""
+"""Names of spaces; no two become one topic, nor two that Kafka takes for one (dots for underscores)."""
 
 FIELD_NAMES: Final = ("value", "Größe", "", "with space", 'quote"', "a.b", "back`tick")
 

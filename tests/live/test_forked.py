@@ -14,7 +14,7 @@ import pytest
 from cdc import __version__
 from cdc.local.ports import free_port
 from tests.live.fork_server import Order
-from tests.live.forked import CdcProcess, _Server, can_be_forked, run_command
+from tests.live.forked import CdcProcess, _Forked, _Server, can_be_forked, run_command
 from tests.live.waiting import wait_for
 from tests.log.test_log import CONFIGURATION
 
@@ -41,6 +41,18 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def test_its_output_can_be_read_before_it_has_begun(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fork, seen = _Server.fork, []
+
+    def forked(server: _Server, order: Order) -> _Forked:
+        seen.append((tmp_path / "log").exists())
+        return fork(server, order)
+
+    monkeypatch.setattr(_Server, "fork", forked)
+    start().log_text()
+    assert seen == [True]
 
 
 def test_a_command_has_its_output_its_status_and_its_environment() -> None:

@@ -12,12 +12,19 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
+from cdc.events.topics import TopicNames
 from tests.live import replica
-from tests.live.oddities import Oddities
+from tests.live.oddities import NAMES, Oddities
 from tests.live.scene import Scene
 from tests.live.stream import parse
 from tests.live.topics import TopicReader
 from tests.live.waiting import PATIENCE_SECONDS
+
+
+def test_all_odd_names_can_stand_beside_each_other() -> None:
+    """Which of them a run takes is up to its seed, so a collision of two would show in few runs."""
+    topics = TopicNames("shop")
+    assert len({topics.of_space(number, name) for number, name in enumerate(NAMES)}) == len(NAMES)
 
 
 @pytest.mark.parametrize(
