@@ -176,14 +176,14 @@ class RequestDesk:
         if budget is None:
             return frozenset(spaces).__contains__
         try:
-            patterns = list(map(NamePattern, spaces))
+            patterns = [NamePattern(space, budget) for space in spaces]
         except PatternError as error:
             raise RequestError(str(error)) from error
         collection = self._context.notifier.collection
 
         def is_selected(name: str) -> bool:
             try:
-                return any(pattern.matches(text, budget) for text in (name, collection(name)) for pattern in patterns)
+                return any(pattern.matches(text) for text in (name, collection(name)) for pattern in patterns)
             except PatternError as error:
                 raise RequestError(str(error), "Send simpler expressions, or fewer.") from error
 
