@@ -48,8 +48,16 @@ SHELL: Final = [
 ORDER: Final = ["cdc", "cdc.errors", "cdc.native", *PURE[1:], *SHELL]
 """Packages, and modules beside them. Each may import only what stands before it, and itself."""
 
-STREAM_ORDER: Final = ["cdc.stream.transactions", "cdc.stream", "cdc.stream.commits", "cdc.stream.reports"]
-"""The same for the folders of `cdc.stream`: rows until they are certain, batches of events, what the publisher needs, reports."""
+STREAM_ORDER: Final = [
+    "cdc.stream.transactions",
+    "cdc.stream.batches",
+    "cdc.stream.snapshots",
+    "cdc.stream",
+    "cdc.stream.commits",
+    "cdc.stream.reports",
+]
+"""The same for the folders of `cdc.stream`: rows until they are certain, batches of events, rows that are published whole, the
+way of the stream's rows, what the publisher needs, reports."""
 
 SPARK_ORDER: Final = [
     "spark_jobs",

@@ -44,7 +44,7 @@ from cdc.stream.commits import ownership
 from cdc.stream.commits.checkpoint import Checkpoint, fold
 from cdc.stream.commits.former_topics import spaces_by_topic
 from cdc.stream.reports import patterns
-from cdc.stream.snapshot_choice import SnapshotChoice
+from cdc.stream.snapshots.choice import SnapshotChoice
 from cdc.upstream import joining
 from cdc.upstream.identity import instance_uuid
 

@@ -56,8 +56,8 @@ from cdc.store.files import has_data, translate_lmdb_errors
 from cdc.store.spool import FileSpool
 from cdc.store.store import StateStore
 from cdc.store.writer import StateWriter
-from cdc.stream.batch import Batch
-from cdc.stream.options import Surroundings
+from cdc.stream.batches.batch import Batch
+from cdc.stream.batches.options import Surroundings
 from cdc.stream.pipeline import Pipeline
 from cdc.upstream import resume
 from cdc.upstream.identity import instance_uuid

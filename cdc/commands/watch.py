@@ -59,7 +59,7 @@ from cdc.protocol.system_spaces import SYSTEM_SPACE_MAX
 from cdc.schema.forms import SpaceForm
 from cdc.sources.handshake import greet, vote
 from cdc.store.writer import StateWriter
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
 from cdc.stream.commits.checkpoint import Checkpoint
 from cdc.upstream.identity import instance_uuid
 

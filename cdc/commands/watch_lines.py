@@ -22,7 +22,7 @@ from rich.cells import cell_len
 
 from cdc.events.envelope import OPEN_DELETE, OPEN_PATCH
 from cdc.events.topics import DLQ, SCHEMA, SpaceNames
-from cdc.stream.batch import Broadcast, Message
+from cdc.stream.batches.batch import Broadcast, Message
 
 _NAMES: Final = SpaceNames("")
 _SCHEMA_RECORDS: Final = _NAMES.control(SCHEMA)

@@ -20,7 +20,7 @@ from cdc.errors import CdcError, ConfigurationError, PublishAborted
 from cdc.kafka.wake_pipe import WakePipe
 from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
 
 _CHUNK_BYTES: Final = select.PIPE_BUF
 """What a pipe that has room takes without blocking, in bytes."""

@@ -13,8 +13,8 @@ from cdc.positions.vclock import VClock
 from cdc.registry.schema_ids import SchemaIds
 from cdc.store.numbers_file import NumbersFile
 from cdc.store.writer import StateWriter
+from cdc.stream.batches.options import TOPICS, NewNames
 from cdc.stream.commits.checkpoint import Checkpoint
-from cdc.stream.options import TOPICS, NewNames
 from cdc.stream.reports.limbo_watch import OverdueQuorum
 from cdc.upstream.start import Known
 

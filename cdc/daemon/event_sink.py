@@ -7,7 +7,7 @@ from typing import Protocol
 
 from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
 
 
 class EventSink(Protocol):

@@ -30,12 +30,12 @@ from cdc.positions.vclock import VClock
 from cdc.store.files import translate_lmdb_errors
 from cdc.store.spool import FileSpool
 from cdc.store.writer import UNWRITTEN_BYTES_MAX, StateWriter
-from cdc.stream.batch import Batch
-from cdc.stream.options import Surroundings
+from cdc.stream.batches.batch import Batch
+from cdc.stream.batches.options import Surroundings
+from cdc.stream.batches.spaces import newly_published, no_longer_published
 from cdc.stream.pipeline import Pipeline
 from cdc.stream.reports import limbo_watch
 from cdc.stream.reports.schema_news import schema_reports
-from cdc.stream.spaces import newly_published, no_longer_published
 from cdc.upstream.selection import Needed
 from cdc.upstream.start import StartPlan
 

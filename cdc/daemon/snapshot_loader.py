@@ -19,7 +19,7 @@ from cdc.ops.progress import SnapshotProgress
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Frames
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
 from cdc.stream.commits.checkpoint import Checkpoint
 
 

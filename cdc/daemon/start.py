@@ -11,11 +11,11 @@ from cdc.formats.options import FormatOptions, SchemaIds
 from cdc.kafka import checkpoint_topic
 from cdc.positions.position import Position
 from cdc.store.writer import StateWriter
+from cdc.stream.batches.options import PipelineOptions, Surroundings
+from cdc.stream.batches.spaces import newly_published
 from cdc.stream.commits.checkpoint import Checkpoint
-from cdc.stream.options import PipelineOptions, Surroundings
 from cdc.stream.pipeline import Pipeline
 from cdc.stream.reports import patterns
-from cdc.stream.spaces import newly_published
 from cdc.upstream.resume import WITHOUT_STREAM
 from cdc.upstream.selection import Rules
 from cdc.upstream.start import Known, StartPlan

@@ -68,10 +68,10 @@ from cdc.protocol.failure import XlogGapError
 from cdc.registry import schema_ids
 from cdc.store.files import is_there, set_aside
 from cdc.store.writer import StateWriter
+from cdc.stream.batches.spaces import no_longer_published
 from cdc.stream.commits import ownership
 from cdc.stream.commits.checkpoint import Checkpoint, Writer
 from cdc.stream.commits.ownership import NameTakenError
-from cdc.stream.spaces import no_longer_published
 from cdc.upstream import start
 from cdc.upstream.failover import BackOff
 from cdc.upstream.start import Known, StateForeignError

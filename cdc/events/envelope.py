@@ -439,7 +439,7 @@ def transaction_records(transaction_id: str, counts: Sequence[tuple[str, int]], 
 class SpaceCount(NamedTuple):
     """One space in a snapshot record: its number of rows, and the seq after which the last event of each row must come.
 
-    Other rows are gone (cdc.stream.snapshot).
+    Other rows are gone (cdc.stream.snapshots.snapshot).
     """
 
     space: str

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 from confluent_kafka import Producer, cimpl
 
 from cdc import native
-from cdc.stream.batch import Part
+from cdc.stream.batches.batch import Part
 
 _PLUG_INS: Final = "plugin.library.paths"
 

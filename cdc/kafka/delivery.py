@@ -33,7 +33,7 @@ from cdc.kafka.errors import FENCED, NAME_HINT, FencedError, ProducerLostError, 
 from cdc.kafka.hanging import FILLER_KEY, Place
 from cdc.kafka.reach import Reach
 from cdc.kafka.sender import CALL_TIMEOUT_SECONDS, Sender
-from cdc.stream.batch import Batch, Broadcast, Part
+from cdc.stream.batches.batch import Batch, Broadcast, Part
 
 INIT_TIMEOUT_SECONDS: Final = 10.0
 

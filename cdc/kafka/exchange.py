@@ -14,7 +14,7 @@ import time
 from cdc.errors import CdcError, PublishAborted
 from cdc.kafka.wake_pipe import WakePipe
 from cdc.positions.position import Position
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
 from cdc.stream.commits.handover import Handover, State
 from cdc.stream.commits.publisher_statistics import PublisherStatistics
 

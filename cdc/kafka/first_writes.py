@@ -28,7 +28,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple
 
 from cdc.kafka.murmur2 import partition_of
-from cdc.stream.batch import Addressed, Broadcast, Headers, Part
+from cdc.stream.batches.batch import Addressed, Broadcast, Headers, Part
 
 FORGET_SECONDS: Final = 3600.0
 """Time after which all acknowledgements are forgotten."""

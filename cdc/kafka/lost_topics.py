@@ -25,7 +25,7 @@ from cdc.kafka.errors import ProducerLostError
 from cdc.kafka.hanging import Place, first_offsets
 from cdc.kafka.topic_admin import TopicAdmin, list_topics
 from cdc.positions.position import Position
-from cdc.stream.batch import Batch, Message
+from cdc.stream.batches.batch import Batch, Message
 from cdc.stream.commits.checkpoint import Checkpoint
 from cdc.stream.commits.former_topics import form_records, missing_end, spaces_by_topic
 

@@ -35,7 +35,7 @@ from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.topic_admin import TopicAdmin, list_topics, lost_checkpoint
 from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
 from cdc.stream.commits import checkpoint, ownership
 from cdc.stream.commits.backlog import Backlog
 from cdc.stream.commits.checkpoint import Checkpoint, Writer

@@ -30,7 +30,7 @@ from cdc.kafka.lost_topics import LostTopics
 from cdc.kafka.readability import Readability
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.positions.position import Position
-from cdc.stream.batch import Batch, Forms
+from cdc.stream.batches.batch import Batch, Forms
 from cdc.stream.commits import checkpoint
 from cdc.stream.commits.checkpoint import Writer
 from cdc.stream.commits.handover import State

@@ -13,7 +13,7 @@ from cdc.errors import PublishAborted
 from cdc.kafka.by_batch import by_batch
 from cdc.kafka.errors import operator_error, writing_error
 from cdc.kafka.first_writes import FirstWrites, Placed
-from cdc.stream.batch import Addressed, Broadcast, Part
+from cdc.stream.batches.batch import Addressed, Broadcast, Part
 
 CALL_TIMEOUT_SECONDS: Final = 5.0
 _FULL_QUEUE_POLL_SECONDS: Final = 0.01

@@ -29,7 +29,7 @@ from cdc.kafka.reach import Reach
 from cdc.kafka.topic_admin import TopicAdmin, refusal_by_name
 from cdc.kafka.topic_ids import topic_ids
 from cdc.positions.requests import SignalPlace
-from cdc.stream.orders import Received, begin_at, received
+from cdc.stream.snapshots.orders import Received, begin_at, received
 
 _POLL_SECONDS: Final = 0.5
 _ANSWER_SECONDS: Final = 10.0

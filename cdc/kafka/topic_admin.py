@@ -45,7 +45,8 @@ _LOGIN_SECONDS: Final = 2.0
 """Time without an answer after which the client checks whether its login was refused."""
 
 _SIGNAL_BYTES_MAX: Final = str(1024 * 1024)
-"""Maximum size of a batch of signals: the daemon reads far smaller ones only (cdc.stream.orders), and anybody may send them."""
+"""Maximum size of a batch of signals: the daemon reads far smaller ones only (stream/snapshots/orders.py), and anybody may send
+them."""
 _CHECKPOINT_CONFIG: Final = {
     # Every commit adds a record. Small segments and eager compaction limit how much a start has to read.
     "segment.bytes": str(16 * 1024 * 1024),

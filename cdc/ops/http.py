@@ -19,7 +19,7 @@ from cdc.ops.http_orders import PATHS, BodyError, order_in
 from cdc.ops.metrics import StatusCollector
 from cdc.ops.request_queue import ANSWER_TIMEOUT_SECONDS
 from cdc.ops.status import Status
-from cdc.stream.orders import Execute
+from cdc.stream.snapshots.orders import Execute
 
 BODY_BYTES_MAX: Final = 1024 * 1024
 _KEY: Final = "http.listen"

@@ -6,7 +6,7 @@ import json
 import uuid
 from typing import Any, Final
 
-from cdc.stream.orders import FILTER_MAX, Condition, Execute, Order, Pause, Resume, Stop, is_unicode
+from cdc.stream.snapshots.orders import FILTER_MAX, Condition, Execute, Order, Pause, Resume, Stop, is_unicode
 
 PATHS: Final = ("/snapshot", "/snapshot/stop", "/snapshot/pause", "/snapshot/resume")
 

@@ -14,7 +14,7 @@ import structlog
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from cdc.stream.snapshot_reading import SnapshotReading
+from cdc.stream.snapshots.reading import SnapshotReading
 
 LOG_INTERVAL_SECONDS: Final = 5.0
 _RATE_SECONDS: Final = 10.0

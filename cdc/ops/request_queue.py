@@ -22,11 +22,11 @@ import structlog
 from cdc.errors import CdcError, RequestError
 from cdc.positions.position import Position
 from cdc.positions.requests import NO_REQUESTS, Request, SignalPlace
-from cdc.stream.backfill import CHUNK_BYTES
-from cdc.stream.batch import Batch
-from cdc.stream.orders import Order, Received
+from cdc.stream.batches.batch import Batch
 from cdc.stream.pipeline import Pipeline
-from cdc.stream.requests import Outcome
+from cdc.stream.snapshots.backfill import CHUNK_BYTES
+from cdc.stream.snapshots.orders import Order, Received
+from cdc.stream.snapshots.requests import Outcome
 
 WAITING_MAX: Final = 100
 """Maximum number of orders that wait for the daemon's thread. Further signals stay in Kafka, and HTTP requests are refused."""

@@ -26,7 +26,7 @@ class SnapshotState:
     - `is_silent`: while the snapshot is taken, its rows aren't published, because there was nothing before it and
       `snapshot.mode` is never.
     - `is_first`: no snapshot has ever been complete, so that consumers have no rows from before it.
-    - `request_count`: how many of the last numbers went to requests to publish rows of the images (cdc.stream.backfill).
+    - `request_count`: how many of the last numbers went to requests to publish rows of the images (stream/snapshots/backfill.py).
     - `open_request`: the number of the request whose rows are being published, 0 if there is none. It is that of the first of
       the position's `requests`; a position of an older version has none of these, as it can't continue a request.
     """

@@ -1,7 +1,8 @@
 """Frames whose headers the compiled row path has read, and which Python decodes only when their columns are accessed.
 
-Most batches of a stream contain only rows, and the compiled path processes most rows completely (cdc.stream.compiled_rows).
-The rows that the compiled path hands back are extracted with `part`, and Python decodes only those.
+Most batches of a stream contain only rows, and the compiled path processes most rows completely
+(stream/batches/compiled_rows.py). The rows that the compiled path hands back are extracted with `part`, and Python decodes only
+those.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from cdc.schema.keys import KEY_BYTES_MAX, KeyCodec, space_prefix
 from cdc.store.files import daemon_named
 from cdc.store.journal import Journal
 from cdc.store.store import SLICE_CHANGES, StateStore
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
 from cdc.stream.commits.checkpoint import NUMBERS_KEY, Checkpoint, Writer, fold, numbers_record, position_record, space_record
 
 FLUSH_CHANGES_MAX: Final = SLICE_CHANGES

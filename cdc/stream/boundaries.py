@@ -8,8 +8,8 @@ from __future__ import annotations
 from cdc.images.pending import Changes
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
-from cdc.stream.batch import Batch
-from cdc.stream.event_context import EventContext
+from cdc.stream.batches.batch import Batch
+from cdc.stream.batches.event_context import EventContext
 from cdc.stream.ledger import Ledger
 from cdc.stream.savepoint import Savepoint
 from cdc.stream.stream_events import StreamEvents

@@ -19,9 +19,9 @@ from typing import Final
 from cdc.images.pending import no_changes
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
+from cdc.stream.batches.event_context import EventContext
 from cdc.stream.boundaries import Boundaries
-from cdc.stream.event_context import EventContext
 from cdc.stream.stream_events import StreamEvents
 from cdc.stream.transactions.ahead import Ahead
 from cdc.stream.transactions.transaction import Transaction

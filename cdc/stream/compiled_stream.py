@@ -30,9 +30,9 @@ from cdc import native
 from cdc.events import topics
 from cdc.protocol.codec import Frames
 from cdc.protocol.compiled_frames import CompiledFrames
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
+from cdc.stream.batches.event_context import EventContext
 from cdc.stream.boundaries import Boundaries
-from cdc.stream.event_context import EventContext
 from cdc.stream.python_stream import PythonStream
 from cdc.stream.stream_events import StreamEvents
 from cdc.stream.transactions import held

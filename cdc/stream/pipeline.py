@@ -31,24 +31,24 @@ from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Frames
 from cdc.schema.forms import SpaceForm, StoredSpace
 from cdc.schema.tracker import SchemaTracker
-from cdc.stream.backfill import Backfill
-from cdc.stream.batch import Batch, BatchBuilder
+from cdc.stream.batches.batch import Batch, BatchBuilder
+from cdc.stream.batches.event_context import EventContext
+from cdc.stream.batches.notifier import Notifier
+from cdc.stream.batches.options import Surroundings
+from cdc.stream.batches.row_errors import Refusals
+from cdc.stream.batches.spaces import Spaces
 from cdc.stream.boundaries import Boundaries
 from cdc.stream.catch_up import CatchUp
 from cdc.stream.compiled_stream import CompiledStream
-from cdc.stream.event_context import EventContext
 from cdc.stream.ledger import Ledger
-from cdc.stream.notifier import Notifier
-from cdc.stream.options import Surroundings
-from cdc.stream.orders import Received
 from cdc.stream.publication import Publication
 from cdc.stream.python_stream import PythonStream
 from cdc.stream.recognition import at_position, last_rows_of, noted
-from cdc.stream.requests import Outcome, RequestDesk
-from cdc.stream.row_errors import Refusals
-from cdc.stream.snapshot import Snapshot
-from cdc.stream.snapshot_reading import SnapshotReading
-from cdc.stream.spaces import Spaces
+from cdc.stream.snapshots.backfill import Backfill
+from cdc.stream.snapshots.orders import Received
+from cdc.stream.snapshots.reading import SnapshotReading
+from cdc.stream.snapshots.requests import Outcome, RequestDesk
+from cdc.stream.snapshots.snapshot import Snapshot
 from cdc.stream.stream_events import StreamEvents
 from cdc.stream.transactions.ahead import Ahead
 from cdc.stream.transactions.assembler import HEARTBEATS_END_BEFORE, Assembler

@@ -15,12 +15,12 @@ from dataclasses import replace
 
 from cdc.errors import CdcError
 from cdc.positions.position import Rekeyed
-from cdc.stream import rekeying
-from cdc.stream.backfill import abort, names_of
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
+from cdc.stream.batches.event_context import EventContext
 from cdc.stream.boundaries import Boundaries
-from cdc.stream.event_context import EventContext
 from cdc.stream.savepoint import Savepoint
+from cdc.stream.snapshots import rekeying
+from cdc.stream.snapshots.backfill import abort, names_of
 from cdc.stream.stream_events import StreamEvents
 from cdc.stream.transactions.transaction import Transaction
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 from cdc.errors import SnapshotNeededError
 from cdc.protocol.codec import Frames
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
 from cdc.stream.catch_up import CatchUp
 from cdc.stream.publication import Publication
 from cdc.stream.stream_events import StreamEvents

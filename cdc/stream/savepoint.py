@@ -13,8 +13,8 @@ from typing import Final
 
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
-from cdc.stream.batch import Batch
-from cdc.stream.event_context import EventContext
+from cdc.stream.batches.batch import Batch
+from cdc.stream.batches.event_context import EventContext
 from cdc.stream.stream_events import StreamEvents
 
 _NO_IMAGES: Final[tuple[int, frozenset[bytes], frozenset[bytes], Mapping[int, int]]] = (0, frozenset(), frozenset(), {})

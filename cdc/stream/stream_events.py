@@ -23,9 +23,9 @@ from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, Key, Type
 from cdc.protocol.system_spaces import TRUNCATE_SPACE
 from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import TRACKED_SPACES
-from cdc.stream.event_context import EventContext
+from cdc.stream.batches.event_context import EventContext
+from cdc.stream.batches.routed_messages import ChangeWriter
 from cdc.stream.fragments import BinaryFragments, EventFragments, OriginTexts
-from cdc.stream.routed_messages import ChangeWriter
 from cdc.stream.transactions.assembler import rows_of
 from cdc.stream.transactions.transaction import Row, Transaction
 

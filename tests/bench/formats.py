@@ -16,7 +16,7 @@ from cdc.protocol.constants import Key, Type
 from tests.fakes import wire
 from tests.fakes.pipelines import NOW_US, pipeline
 from tests.fakes.tuples import MemoryTuples
-from tests.stream.test_compiled_rows import BEGIN, USERS, spaces
+from tests.stream.batches.test_compiled_rows import BEGIN, USERS, spaces
 
 _FIELDS: Final = [("id", "unsigned"), ("name", "string"), ("city", "string"), ("age", "unsigned"), ("ratio", "double")]
 _FEED_BYTES: Final = 1 << 18

@@ -25,7 +25,7 @@ from cdc.schema.tracker import published_forms
 from cdc.sources.connection import RECEIVE_BYTES
 from cdc.store.spool import FileSpool
 from cdc.store.writer import StateWriter
-from cdc.stream.options import PipelineOptions, Surroundings
+from cdc.stream.batches.options import PipelineOptions, Surroundings
 from cdc.stream.pipeline import Pipeline
 
 _NAME: Final = "bench"

@@ -14,7 +14,7 @@ import pytest
 
 from cdc.formats.options import FormatOptions, Registration
 from cdc.protocol.extensions import Datetime
-from cdc.stream.batch import Broadcast
+from cdc.stream.batches.batch import Broadcast
 from tests.clickhouse import engine
 from tests.fakes.marked import DOCS
 from tests.fakes.master import Master

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from cdc.commands.watch_lines import ASCII_GLYPHS, Glyphs, TextLines, glyphs_for, json_lines, refused_rows
 from cdc.events.json_values import encode
 from cdc.events.topics import DLQ, SNAPSHOT, SpaceNames
-from cdc.stream.batch import Broadcast, Message
+from cdc.stream.batches.batch import Broadcast, Message
 from tests.fakes.golden import ROOT
 from tests.fakes.profiles import SOME
 

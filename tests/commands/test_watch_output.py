@@ -15,7 +15,7 @@ from cdc.commands.watch_output import EventOutput, OutputError, open_file
 from cdc.errors import ConfigurationError, PublishAborted
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
 
 
 @dataclass

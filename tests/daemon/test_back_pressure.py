@@ -22,9 +22,9 @@ from cdc.protocol.ballot import Ballot
 from cdc.protocol.constants import Key, Type
 from cdc.schema.forms import StoredSpace
 from cdc.store.writer import StateWriter
-from cdc.stream.batch import Batch, Broadcast
+from cdc.stream.batches.batch import Batch, Broadcast
+from cdc.stream.batches.options import PipelineOptions
 from cdc.stream.commits.checkpoint import Checkpoint, Writer
-from cdc.stream.options import PipelineOptions
 from cdc.upstream.start import plan
 from tests.fakes import wire
 from tests.fakes.captures import REPLICASET

@@ -26,7 +26,7 @@ from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.sources.log_directory import LogDirectory
-from cdc.stream.batch import Batch, Broadcast
+from cdc.stream.batches.batch import Batch, Broadcast
 from cdc.stream.commits.checkpoint import Checkpoint
 from tests.fakes import log_files
 

@@ -29,7 +29,7 @@ from cdc.positions.vclock import VClock
 from cdc.protocol.failure import LogDamagedError
 from cdc.store.writer import StateWriter
 from cdc.stream.commits.checkpoint import Checkpoint, Writer
-from cdc.stream.orders import Execute
+from cdc.stream.snapshots.orders import Execute
 from cdc.upstream.selection import NobodyError
 from tests.daemon.test_ack_intervals import ServedMaster
 from tests.daemon.test_monitor import Listener, Serve, serving

@@ -24,7 +24,7 @@ from cdc.positions.vclock import VClock
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.schema.forms import StoredSpace
 from cdc.store.numbers_file import NumbersFile
-from cdc.stream.batch import Broadcast
+from cdc.stream.batches.batch import Broadcast
 from cdc.stream.commits.checkpoint import Checkpoint, Writer
 from cdc.upstream.start import StartPlan
 from tests.fakes import wire

@@ -16,7 +16,7 @@ from cdc.positions.numbers import Numbers
 from cdc.positions.position import SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.store.numbers_file import RESERVED_SEQS, NumbersFile, read
-from cdc.stream.batch import Batch, Broadcast
+from cdc.stream.batches.batch import Batch, Broadcast
 from cdc.stream.pipeline import Pipeline
 from cdc.stream.transactions.limbo import LimboState
 from tests.daemon.test_back_pressure import BEGIN, Way, rows

@@ -18,10 +18,10 @@ from cdc.schema.forms import StoredSpace
 from cdc.schema.keys import space_prefix
 from cdc.store.spool import FileSpool
 from cdc.store.writer import StateWriter
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
+from cdc.stream.batches.options import Surroundings
+from cdc.stream.batches.spaces import newly_published, no_longer_published
 from cdc.stream.commits.checkpoint import Checkpoint
-from cdc.stream.options import Surroundings
-from cdc.stream.spaces import newly_published, no_longer_published
 from cdc.upstream.start import StartPlan, needed
 from tests.fakes.master import SERVER
 from tests.fakes.pipelines import pipeline

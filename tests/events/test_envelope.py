@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.stream.batch import Broadcast
+from cdc.stream.batches.batch import Broadcast
 from tests.fakes.golden import ROOT
 from tests.fakes.pipelines import NOW_US
 from tests.fakes.profiles import SOME

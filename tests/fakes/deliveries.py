@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from cdc.kafka.delivery import Record
 from cdc.kafka.hanging import Place
-from cdc.stream.batch import Batch, Broadcast, Message
+from cdc.stream.batches.batch import Batch, Broadcast, Message
 
 
 class OpenDelivery:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from cdc.protocol.constants import Key
-from cdc.stream.batch import Batch, Broadcast, Message
+from cdc.stream.batches.batch import Batch, Broadcast, Message
 from tests.fakes.fates import Fates
 from tests.fakes.pipelines import MemorySpool
 from tests.fakes.replica import Cut, Replica, at_once

@@ -12,8 +12,8 @@ from cdc.protocol.codec import Frames
 from cdc.protocol.compiled_frames import frame_decoder
 from cdc.protocol.session import Event, Heartbeat, Joined, SnapshotFinished, SnapshotRows, SnapshotStarted, StreamRows
 from cdc.schema.forms import StoredSpace
-from cdc.stream.batch import Batch, Broadcast, Message
-from cdc.stream.options import PipelineOptions, Surroundings
+from cdc.stream.batches.batch import Batch, Broadcast, Message
+from cdc.stream.batches.options import PipelineOptions, Surroundings
 from cdc.stream.pipeline import Pipeline
 from tests.fakes.master import SERVER
 

@@ -17,11 +17,11 @@ from cdc.positions.vclock import VClock
 from cdc.protocol.session import Event, Registered, Selected, Session, Subscribed, Voted
 from cdc.protocol.states import State
 from cdc.protocol.system_spaces import CLUSTER_BY_UUID, CLUSTER_SPACE
-from cdc.stream.batch import Addressed, Batch, Broadcast, Message
+from cdc.stream.batches.batch import Addressed, Batch, Broadcast, Message
+from cdc.stream.batches.options import Surroundings
+from cdc.stream.batches.spaces import newly_published
 from cdc.stream.commits.checkpoint import Checkpoint, Writer, fold, position_record, space_record
-from cdc.stream.options import Surroundings
 from cdc.stream.pipeline import Pipeline
-from cdc.stream.spaces import newly_published
 from cdc.upstream import resume, start
 from cdc.upstream.start import FollowAs, Known, StartPlan, TakeSnapshot
 from tests.fakes.master import Master, MasterConnection

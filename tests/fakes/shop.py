@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cdc.stream.batch import Broadcast, Message
+from cdc.stream.batches.batch import Broadcast, Message
 from tests.fakes.master import Master
 from tests.fakes.replica import Replica
 

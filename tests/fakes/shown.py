@@ -15,7 +15,7 @@ import msgspec
 from cdc.positions.vclock import VClock
 from cdc.protocol.constants import TYPE_NAMES, Key
 from cdc.protocol.session import Event, SnapshotRows, StreamRows
-from cdc.stream.batch import Broadcast, Message
+from cdc.stream.batches.batch import Broadcast, Message
 from tests.fakes.golden import digest, line
 
 _RUN_MAX: Final = 12

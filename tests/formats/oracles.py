@@ -16,7 +16,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_tools import protoc
 
 from cdc.formats.options import Format, FormatOptions, Registration
-from cdc.stream.batch import Broadcast
+from cdc.stream.batches.batch import Broadcast
 from tests.fakes.master import Master
 from tests.fakes.replica import Replica
 

@@ -17,7 +17,7 @@ from cdc.errors import ConfigurationError
 from cdc.formats.options import Format, FormatOptions
 from cdc.formats.reading import source_of
 from cdc.protocol.extensions import Datetime, Interval
-from cdc.stream.batch import Broadcast
+from cdc.stream.batches.batch import Broadcast
 from tests.fakes.master import Master
 from tests.fakes.replica import Replica
 from tests.formats.oracles import Ids, published

@@ -16,14 +16,14 @@ from cdc.errors import ConfigurationError, EncodingError
 from cdc.protocol.codec import FrameDecoder
 from cdc.protocol.compiled_frames import frame_decoder
 from cdc.protocol.constants import Key, Type
-from cdc.stream.batch import Broadcast
+from cdc.stream.batches.batch import Broadcast
 from tests.fakes import wire
 from tests.fakes.master import Master
 from tests.fakes.pipelines import NOW_US, pipeline
 from tests.fakes.profiles import SOME
 from tests.fakes.replica import Replica
 from tests.fakes.workload import Workload
-from tests.stream.test_compiled_rows import BEGIN, USERS, spaces
+from tests.stream.batches.test_compiled_rows import BEGIN, USERS, spaces
 
 STORED = spaces([("id", "unsigned"), ("name", "string")], [(0, "unsigned")])
 OLD, NEW = [1, "old"], [1, "new"]

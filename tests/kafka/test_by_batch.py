@@ -28,7 +28,7 @@ from cdc.kafka.sender import Sender
 from cdc.positions.position import Position
 from cdc.protocol.constants import Key, Type
 from cdc.schema.forms import StoredSpace
-from cdc.stream.batch import Batch, Broadcast, Message, Part
+from cdc.stream.batches.batch import Batch, Broadcast, Message, Part
 from tests.fakes import wire
 from tests.fakes.pipelines import NOW_US, frames_of, pipeline
 from tests.stream.test_batch_sizes import BEGIN

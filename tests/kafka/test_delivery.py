@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, Message, Producer
 from cdc.errors import PublishAborted
 from cdc.kafka.delivery import AtLeastOnce
 from cdc.positions.position import Position
-from cdc.stream.batch import Batch, Part
+from cdc.stream.batches.batch import Batch, Part
 from tests.fakes.kafka import Cluster, FakeProducer
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cdc import native
 from cdc.kafka.first_writes import FORGET_SECONDS, FirstWrites, Placed
 from cdc.kafka.murmur2 import partition_of
-from cdc.stream.batch import Addressed, Broadcast, Message, Part
+from cdc.stream.batches.batch import Addressed, Broadcast, Message, Part
 from tests.kafka.test_by_batch import compiled_parts
 
 COUNTS = {"a": 1, "b": 3, "c": 8}

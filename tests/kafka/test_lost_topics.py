@@ -17,7 +17,7 @@ from cdc.kafka.publisher import Publisher
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
-from cdc.stream.batch import Batch, Broadcast
+from cdc.stream.batches.batch import Batch, Broadcast
 from cdc.stream.commits.checkpoint import Writer
 from tests.fakes.kafka import Cluster, clients
 from tests.kafka.test_publisher import MODES, Mode, config_of, row, wait

@@ -19,7 +19,7 @@ from cdc.kafka.errors import ProducerLostError
 from cdc.kafka.publisher import Publisher
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
-from cdc.stream.batch import Batch, Broadcast
+from cdc.stream.batches.batch import Batch, Broadcast
 from cdc.stream.commits.checkpoint import Writer
 from cdc.stream.commits.open_transaction import COMMIT_LEADS_SECONDS
 from tests.fakes.kafka import FENCED, NO_ANSWER, Cluster, FakeProducer, Record, clients

@@ -15,7 +15,7 @@ from cdc.kafka.errors import FencedError, ProducerLostError
 from cdc.kafka.publisher import Publisher
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
-from cdc.stream.batch import Batch, Broadcast
+from cdc.stream.batches.batch import Batch, Broadcast
 from tests.kafka.grounds import FakeGround, Ground, Mode, RealGround, publisher
 from tests.live.waiting import wait_for
 

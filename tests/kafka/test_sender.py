@@ -16,7 +16,7 @@ from cdc.kafka.delivery import AtLeastOnce, ExactlyOnce
 from cdc.kafka.murmur2 import partition_of
 from cdc.kafka.sender import Sender
 from cdc.positions.position import Position
-from cdc.stream.batch import Addressed, Batch, Broadcast, Part
+from cdc.stream.batches.batch import Addressed, Batch, Broadcast, Part
 from tests.fakes.mock_cluster import PRODUCE, MockCluster, mock_cluster
 
 PARTS: list[Part] = [Broadcast("a", b"t"), *(("a", b"%d" % number, b"x") for number in range(5))]

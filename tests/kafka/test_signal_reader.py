@@ -17,7 +17,7 @@ from cdc.kafka import signal_reader
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.signal_reader import SignalReader
 from cdc.positions.requests import SignalPlace
-from cdc.stream.orders import Log, Received
+from cdc.stream.snapshots.orders import Log, Received
 from tests.fakes.kafka import Cluster, FakeClients, FakeConsumer
 from tests.live.waiting import wait_for
 

@@ -18,7 +18,7 @@ from cdc.kafka.publisher import Publisher
 from cdc.local.kafka_cluster import KafkaCluster
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
 from cdc.stream.commits.checkpoint import Writer
 from tests.live.topics import TopicReader
 from tests.live.waiting import wait_for

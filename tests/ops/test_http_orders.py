@@ -12,7 +12,7 @@ from cdc.ops.http import StatusServer
 from cdc.ops.http_orders import PATHS, BodyError, order_in
 from cdc.ops.request_queue import RequestQueue
 from cdc.ops.status import Status
-from cdc.stream.orders import Condition, Execute, Pause, Resume, Stop
+from cdc.stream.snapshots.orders import Condition, Execute, Pause, Resume, Stop
 
 
 def of(path: str, body: Any) -> Any:

@@ -11,7 +11,7 @@ from cdc.commands.status import readable
 from cdc.ops.metrics import GAUGES
 from cdc.ops.progress import SnapshotProgress
 from cdc.ops.status import Status
-from cdc.stream.snapshot_reading import SnapshotReading
+from cdc.stream.snapshots.reading import SnapshotReading
 
 
 class Clock:

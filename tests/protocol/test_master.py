@@ -10,7 +10,7 @@ from cdc.errors import PositionError, Remedy, ServerError
 from cdc.positions.vclock import VClock
 from cdc.protocol.failure import XlogGapError
 from cdc.protocol.system_spaces import CLUSTER_SPACE
-from cdc.stream.batch import Broadcast, Message
+from cdc.stream.batches.batch import Broadcast, Message
 from tests.fakes import wire
 from tests.fakes.captures import VERSIONS
 from tests.fakes.master import Master, MasterConnection

@@ -35,7 +35,7 @@ from typing import Any, Final
 
 from cdc.errors import CdcError, KeysChangedError
 from cdc.protocol.constants import Key, Type
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
 from tests.fakes.master import Master
 from tests.fakes.pipelines import MemorySpool
 from tests.fakes.replica import Replica

@@ -21,7 +21,7 @@ from cdc.store import journal as module
 from cdc.store.files import DATA_FILE, journal_files, set_aside
 from cdc.store.journal import Journal
 from cdc.store.writer import StateWriter
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
 from tests.fakes.profiles import SOME
 from tests.fakes.tuples import changes_of
 from tests.store.test_writer import SPACE, VERSION

@@ -21,7 +21,7 @@ from cdc.schema.forms import StoredSpace
 from cdc.schema.keys import KeyCodec, space_prefix
 from cdc.schema.tracker import published_forms
 from cdc.store.writer import FLUSH_CHANGES_MAX, StateWriter
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
 from cdc.stream.commits.checkpoint import Writer, position_record, space_record
 from tests.fakes.tuples import changes_of
 

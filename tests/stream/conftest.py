@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-_COMPARED = ("tests.stream.test_compiled_rows", "tests.stream.test_compiled_images")
+_COMPARED = ("tests.stream.batches.test_compiled_rows", "tests.stream.test_compiled_images")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -19,7 +19,7 @@ from cdc.protocol.codec import Frames
 from cdc.protocol.compiled_frames import frame_decoder
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.schema.forms import StoredSpace
-from cdc.stream.batch import Batch, Broadcast
+from cdc.stream.batches.batch import Batch, Broadcast
 from cdc.stream.pipeline import Pipeline
 from tests.fakes import wire
 from tests.fakes.captures import REPLICASET

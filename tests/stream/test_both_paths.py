@@ -28,7 +28,7 @@ from cdc.protocol.compiled_frames import frame_decoder
 from cdc.protocol.constants import Key, Type
 from cdc.schema.forms import StoredSpace
 from cdc.schema.tracker import published_forms
-from cdc.stream.batch import Batch, Broadcast, Message
+from cdc.stream.batches.batch import Batch, Broadcast, Message
 from cdc.stream.compiled_stream import CompiledStream
 from tests.fakes import wire
 from tests.fakes.interleavings import LimboWorkload
@@ -140,12 +140,12 @@ def pieces_of(rng: random.Random, frames: list[bytes], size: int) -> Iterator[by
 def path(*, is_python: bool, handed_back_max: int = 1) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if is_python:
-            patch.setattr("cdc.stream.compiled_rows._new_row_path", None)
+            patch.setattr("cdc.stream.batches.compiled_rows._new_row_path", None)
             patch.setattr("cdc.images.overlay.new_pending", PendingChanges)
             patch.setattr("cdc.stream.catch_up.no_changes", ChangeList)
         else:
             patch.setattr("cdc.stream.compiled_stream.HANDED_BACK_MAX", handed_back_max)
-            patch.setattr("cdc.stream.snapshot._MANY", 1)
+            patch.setattr("cdc.stream.snapshots.snapshot._MANY", 1)
         yield
 
 

@@ -24,7 +24,7 @@ from cdc.errors import CdcError, ConfigurationError, ProtocolError, SnapshotNeed
 from cdc.formats.options import FormatOptions
 from cdc.protocol.constants import Key, Type
 from cdc.protocol.extensions import OpaqueExtension
-from cdc.stream.batch import Broadcast
+from cdc.stream.batches.batch import Broadcast
 from tests.fakes import wire
 from tests.fakes.master import Master
 from tests.fakes.pipelines import frames_of

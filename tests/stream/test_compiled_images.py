@@ -25,14 +25,14 @@ from cdc.protocol.constants import Flag, Key, Type
 from cdc.protocol.extensions import Datetime, OpaqueExtension
 from cdc.schema.fitting import FIELD_TYPES
 from cdc.schema.forms import StoredSpace
-from cdc.stream.batch import Broadcast, Message
-from cdc.stream.snapshot import Snapshot
+from cdc.stream.batches.batch import Broadcast, Message
+from cdc.stream.snapshots.snapshot import Snapshot
 from tests.fakes import wire
 from tests.fakes.captures import REPLICASET
 from tests.fakes.pipelines import NOW_US, pipeline
 from tests.fakes.profiles import MANY
 from tests.fakes.tuples import MemoryTuples
-from tests.stream.test_compiled_rows import BEGIN, FORMATS, PATHS, USERS, Counting, requests_of, rows, spaces, wrapped
+from tests.stream.batches.test_compiled_rows import BEGIN, FORMATS, PATHS, USERS, Counting, requests_of, rows, spaces, wrapped
 
 pytestmark = pytest.mark.skipif(
     native.ROW_PATH == "python", reason="this installation has no compiled row path, or doesn't run it"

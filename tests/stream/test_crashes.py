@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.events.json_values import encode, plain
-from cdc.stream.batch import Broadcast, Message
+from cdc.stream.batches.batch import Broadcast, Message
 from tests.fakes.captures import pieces
 from tests.fakes.lives import go_a_step
 from tests.fakes.master import Master

@@ -17,9 +17,9 @@ from cdc.positions.vclock import VClock
 from cdc.protocol.codec import tuple_values
 from cdc.protocol.constants import Flag, Type
 from cdc.schema.keys import space_prefix
-from cdc.stream.batch import Batch
-from cdc.stream.orders import Execute, Received
+from cdc.stream.batches.batch import Batch
 from cdc.stream.pipeline import Pipeline
+from cdc.stream.snapshots.orders import Execute, Received
 from tests.fakes import wire
 from tests.fakes.master import Master
 from tests.fakes.pipelines import NOW_US, Store, frames_of, pipeline

@@ -11,7 +11,7 @@ from typing import Final
 from uuid import UUID
 
 from cdc.protocol.extensions import Datetime, Interval
-from cdc.stream.batch import Broadcast, Message
+from cdc.stream.batches.batch import Broadcast, Message
 from tests.fakes.golden import ROOT, Golden
 from tests.fakes.master import Master
 from tests.fakes.replica import Replica

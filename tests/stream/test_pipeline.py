@@ -16,7 +16,7 @@ from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.protocol.constants import Type
 from cdc.protocol.extensions import Datetime, OpaqueExtension
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
 from cdc.stream.transactions.limbo import LimboState
 from tests.fakes import wire
 from tests.fakes.master import SERVER, Master

@@ -23,7 +23,7 @@ from cdc.protocol.codec import Frames
 from cdc.protocol.constants import Key, Type
 from cdc.protocol.session import Event
 from cdc.schema.tracker import published_forms
-from cdc.stream.batch import Broadcast, Message
+from cdc.stream.batches.batch import Broadcast, Message
 from cdc.stream.pipeline import Pipeline
 from tests.fakes import captures, shown
 from tests.fakes.captures import VERSIONS

@@ -11,8 +11,8 @@ from cdc import native
 from cdc.config.routing import RoutingRuleSection
 from cdc.errors import ConfigurationError, RequestError, SnapshotNeededError
 from cdc.formats.options import FormatOptions
-from cdc.stream.batch import Broadcast
-from cdc.stream.orders import Execute, Received
+from cdc.stream.batches.batch import Broadcast
+from cdc.stream.snapshots.orders import Execute, Received
 from tests.fakes.master import Master
 from tests.fakes.pipelines import NOW_US
 from tests.fakes.replica import Replica

@@ -17,8 +17,8 @@ from cdc.errors import ConfigurationError, EncodingError, SnapshotNeededError
 from cdc.formats.options import FormatOptions
 from cdc.kafka.murmur2 import partition_of
 from cdc.positions.vclock import VClock
-from cdc.stream.batch import Addressed, Broadcast
-from cdc.stream.orders import Execute, Received
+from cdc.stream.batches.batch import Addressed, Broadcast
+from cdc.stream.snapshots.orders import Execute, Received
 from tests.fakes.master import Master
 from tests.fakes.pipelines import NOW_US
 from tests.fakes.profiles import SOME

@@ -1,4 +1,4 @@
-//! The messages of a run, and the counters that they move; as `BatchBuilder` of cdc.stream.batch.
+//! The messages of a run, and the counters that they move; as `BatchBuilder` of cdc.stream.batches.batch.
 
 /// Size in bytes to which buffers shrink again after a larger batch.
 pub const KEPT_BYTES: usize = 8 * 1024 * 1024;

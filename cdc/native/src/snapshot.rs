@@ -1,4 +1,4 @@
-//! Conversion of a snapshot's rows to events, in spaces that had no rows before; as cdc.stream.snapshot, for common rows.
+//! Conversion of a snapshot's rows to events, in spaces that had no rows before; as cdc.stream.snapshots.snapshot, for common rows.
 //!
 //! Each row is handled separately, because a snapshot's rows don't depend on each other. A server sends keys in order, so a key
 //! greater than all previous ones is new. If keys aren't in order (a HASH index), the pending changes and the store are checked.

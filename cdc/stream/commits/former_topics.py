@@ -16,7 +16,7 @@ from cdc.errors import ConfigurationError
 from cdc.events.envelope import Envelope, snapshot_record
 from cdc.events.topics import SCHEMA, SNAPSHOT, TopicNames
 from cdc.schema.forms import ChangeKind, SchemaChange
-from cdc.stream.batch import Message
+from cdc.stream.batches.batch import Message
 from cdc.stream.commits.checkpoint import Checkpoint
 
 

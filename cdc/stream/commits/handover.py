@@ -16,7 +16,7 @@ from typing import Final
 
 from cdc.errors import CdcError
 from cdc.positions.position import Position
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
 
 
 class State(Enum):

@@ -7,7 +7,7 @@ from typing import Final
 
 from cdc.errors import CdcError, TransactionTimeoutError
 from cdc.positions.position import Position
-from cdc.stream.batch import Batch, Forms
+from cdc.stream.batches.batch import Batch, Forms
 
 COMMIT_LEADS_SECONDS: Final = (0.015, 0.003)
 """Times before a commit, in seconds, at which its rows are wanted. Most rows are wanted at the first, early enough to have

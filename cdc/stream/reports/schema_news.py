@@ -11,7 +11,7 @@ from typing import Any, Final
 from cdc.events.topics import routed_suffix
 from cdc.schema.forms import KeyPart, StoredSpace
 from cdc.schema.tracker import SchemaTracker
-from cdc.stream.batch import Batch, Broadcast
+from cdc.stream.batches.batch import Batch, Broadcast
 
 Report = tuple[str, dict[str, Any]]
 """A sentence, and the details that it is about."""

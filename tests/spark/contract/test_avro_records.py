@@ -13,7 +13,7 @@ from pyspark.sql import Row, SparkSession
 
 from cdc.formats.options import Format, FormatOptions, Registration
 from cdc.local.interface import KafkaServer
-from cdc.stream.batch import Broadcast
+from cdc.stream.batches.batch import Broadcast
 from spark_jobs import run
 from spark_jobs.contract import avro_records
 from spark_jobs.contract.registry import Registry

@@ -9,7 +9,7 @@ import pytest
 from cdc.errors import PublishAborted, PublishError
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
 from cdc.stream.commits.handover import TRANSITIONS, Handover, Input, State
 
 

@@ -8,7 +8,7 @@ from cdc.config.routing import RoutingRuleSection
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
-from cdc.stream.batch import Batch, Broadcast
+from cdc.stream.batches.batch import Batch, Broadcast
 from cdc.stream.reports.schema_news import BARE, OTHER_ROUTING, REKEYED, schema_reports
 from tests.fakes import wire
 from tests.fakes.master import Master

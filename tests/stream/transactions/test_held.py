@@ -14,7 +14,7 @@ from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Frames
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.schema.forms import StoredSpace
-from cdc.stream.batch import Batch
+from cdc.stream.batches.batch import Batch
 from cdc.stream.python_stream import PythonStream
 from cdc.stream.transactions import held
 from tests.fakes import wire

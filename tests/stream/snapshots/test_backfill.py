@@ -17,9 +17,9 @@ from cdc.positions.position import Position, SnapshotState
 from cdc.positions.requests import NO_REQUESTS, Request, Requests, SignalPlace
 from cdc.positions.vclock import VClock
 from cdc.protocol.extensions import OpaqueExtension
-from cdc.stream import backfill
-from cdc.stream.orders import Execute, Log, Order, Received, Refused
-from cdc.stream.requests import Outcome
+from cdc.stream.snapshots import backfill
+from cdc.stream.snapshots.orders import Execute, Log, Order, Received, Refused
+from cdc.stream.snapshots.requests import Outcome
 from cdc.upstream import start
 from cdc.upstream.start import Known
 from tests.fakes.pipelines import NOW_US

@@ -20,7 +20,7 @@ from cdc.events.json_values import encode
 from cdc.events.row_encoder import PLAIN_FIELD_TYPES
 from cdc.schema.forms import SpaceForm
 from cdc.schema.keys import compiled_part
-from cdc.stream.options import PipelineOptions
+from cdc.stream.batches.options import PipelineOptions
 
 _new_row_path: Final[Callable[[bytes, bool, bool, bool, int | None, str, int], native.CompiledRowPath] | None] = native.choose(
     "CompiledRowPath", None

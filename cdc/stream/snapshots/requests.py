@@ -21,9 +21,9 @@ from cdc.events.notifications import NoteType
 from cdc.positions.position import Position
 from cdc.positions.requests import Request, SignalPlace
 from cdc.schema.forms import SpaceForm
-from cdc.stream.backfill import OTHER_RULES, end, has_other_rules, names_of, new_filter, published_space
-from cdc.stream.event_context import EventContext
-from cdc.stream.orders import Condition, Execute, Log, Order, Pause, Received, Refused, Resume, Stop
+from cdc.stream.batches.event_context import EventContext
+from cdc.stream.snapshots.backfill import OTHER_RULES, end, has_other_rules, names_of, new_filter, published_space
+from cdc.stream.snapshots.orders import Condition, Execute, Log, Order, Pause, Received, Refused, Resume, Stop
 
 REQUESTS_MAX: Final = 16
 """Maximum number of open requests: all of them are a part of every checkpoint."""

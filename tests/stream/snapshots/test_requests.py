@@ -12,10 +12,10 @@ from cdc.config.columns import ColumnsRule
 from cdc.errors import ConfigurationError, RequestError
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.requests import Request, Requests, SignalPlace
-from cdc.stream import backfill
 from cdc.stream.commits.checkpoint import Writer, position_record
-from cdc.stream.orders import Condition, Execute, Log, Order, Pause, Received, Refused, Resume, Stop
-from cdc.stream.requests import REQUESTS_MAX, Outcome
+from cdc.stream.snapshots import backfill
+from cdc.stream.snapshots.orders import Condition, Execute, Log, Order, Pause, Received, Refused, Resume, Stop
+from cdc.stream.snapshots.requests import REQUESTS_MAX, Outcome
 from tests.fakes.pipelines import NOW_US, pipeline
 from tests.fakes.shop import USERS, Sent, Shop, read
 

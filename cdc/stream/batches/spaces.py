@@ -32,9 +32,9 @@ from cdc.schema.fitting import check_types
 from cdc.schema.forms import ChangeKind, SpaceForm, StoredSpace
 from cdc.schema.keys import is_keyable
 from cdc.schema.tracker import TRACKED_SPACES, SchemaTracker
-from cdc.stream.batch import BatchBuilder
-from cdc.stream.compiled_rows import Encoders, compiled_row_path
-from cdc.stream.options import Surroundings
+from cdc.stream.batches.batch import BatchBuilder
+from cdc.stream.batches.compiled_rows import Encoders, compiled_row_path
+from cdc.stream.batches.options import Surroundings
 
 ChangedBy = tuple[int, int, int]
 """Replica id, lsn and tsn of the row that changed the schema."""

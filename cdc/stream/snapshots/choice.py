@@ -8,7 +8,7 @@ from typing import Any
 
 from cdc.events.row_filter import RowFilter
 from cdc.schema.forms import SpaceForm
-from cdc.stream.options import PipelineOptions
+from cdc.stream.batches.options import PipelineOptions
 
 
 class SnapshotChoice:

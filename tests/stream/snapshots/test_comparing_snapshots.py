@@ -27,16 +27,16 @@ from cdc.protocol.compiled_frames import frame_decoder
 from cdc.protocol.constants import Key, Type
 from cdc.schema.forms import StoredSpace
 from cdc.schema.tracker import published_forms
-from cdc.stream.batch import Batch, Broadcast, Message
+from cdc.stream.batches.batch import Batch, Broadcast, Message
 from cdc.stream.pipeline import Pipeline
-from cdc.stream.snapshot import Snapshot
+from cdc.stream.snapshots.snapshot import Snapshot
 from tests.fakes import wire
 from tests.fakes.captures import REPLICASET
 from tests.fakes.pipelines import NOW_US, pipeline
 from tests.fakes.profiles import MANY
 from tests.fakes.tuples import MemoryTuples
+from tests.stream.batches.test_compiled_rows import USERS
 from tests.stream.test_compiled_images import KEYS
-from tests.stream.test_compiled_rows import USERS
 
 pytestmark = pytest.mark.skipif(
     native.ROW_PATH == "python", reason="this installation has no compiled row path, or doesn't run it"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdc.positions.requests import SignalPlace
-from cdc.stream.orders import (
+from cdc.stream.snapshots.orders import (
     SIGNAL_BYTES_MAX,
     Condition,
     Execute,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from cdc.events import topics
 from cdc.events.notifications import INCREMENTAL, INITIAL, NoteType, notification_record
 from cdc.positions.requests import Request
-from cdc.stream.batch import BatchBuilder
+from cdc.stream.batches.batch import BatchBuilder
 
 PROGRESS_US = 1_000_000
 """Minimum time between two notifications of progress within a space, in microseconds."""

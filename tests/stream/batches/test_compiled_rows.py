@@ -32,7 +32,7 @@ from cdc.protocol.compiled_frames import CompiledFrameDecoder, CompiledFrames, f
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.protocol.extensions import Datetime, Interval, OpaqueExtension
 from cdc.schema.forms import StoredSpace
-from cdc.stream.batch import Broadcast, Message
+from cdc.stream.batches.batch import Broadcast, Message
 from cdc.stream.compiled_stream import CompiledStream
 from cdc.stream.pipeline import Pipeline
 from cdc.tuples.operations import steps

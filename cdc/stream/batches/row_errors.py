@@ -14,9 +14,9 @@ from cdc.events.json_values import encode
 from cdc.images.overlay import Images
 from cdc.protocol.constants import TYPE_NAMES, Key
 from cdc.protocol.extensions import pack
-from cdc.stream.batch import BatchBuilder
-from cdc.stream.options import PipelineOptions
-from cdc.stream.spaces import Spaces
+from cdc.stream.batches.batch import BatchBuilder
+from cdc.stream.batches.options import PipelineOptions
+from cdc.stream.batches.spaces import Spaces
 from cdc.stream.transactions.transaction import Transaction
 
 _SHOWN_BYTES: Final = 600

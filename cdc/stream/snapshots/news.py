@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from cdc.positions.position import SnapshotState
-from cdc.stream.event_context import EventContext
+from cdc.stream.batches.event_context import EventContext
 
 
 class SnapshotNews:

@@ -9,7 +9,7 @@ waits meanwhile, so that consumers have the row that a later event changes.
 
 Every chunk ends at a position that records its progress. So a table of any size needs no large Kafka transaction, and a daemon
 that begins at such a position continues after it. A snapshot that is taken instead publishes the space from its beginning
-(cdc.stream.snapshot).
+(cdc.stream.snapshots.snapshot).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from cdc.events import topics
 from cdc.events.envelope import SpaceCount, snapshot_record
 from cdc.positions.position import Position
 from cdc.schema.keys import space_prefix
-from cdc.stream.backfill import CHUNK_BYTES, CHUNK_ROWS, encoder_of, next_request, write_rows
-from cdc.stream.event_context import EventContext
+from cdc.stream.batches.event_context import EventContext
+from cdc.stream.snapshots.backfill import CHUNK_BYTES, CHUNK_ROWS, encoder_of, next_request, write_rows
 
 
 def advance(

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from cdc.events.envelope import Envelope, SpaceEvents
-from cdc.stream.batch import Addressed, BatchBuilder, Part
+from cdc.stream.batches.batch import Addressed, BatchBuilder, Part
 
 MakeEvent = Callable[[int, bytes], bytes]
 """Function from a seq and the beginning of an event to the whole event."""

@@ -11,7 +11,7 @@ chunks a space is
     dropped     there are no rows, and COMPLETED doesn't name the space
     altered     the next rows have the new form, as those of the stream do
     renamed     the events go to another topic, which must get all rows: the space starts again at its first key
-    rekeyed     as renamed: `t` and all rows under their new keys have been published (cdc.stream.rekeying)
+    rekeyed     as renamed: `t` and all rows under their new keys have been published (cdc.stream.snapshots.rekeying)
 
 The open requests, and how far the first one has come, are a part of the position. So a pipeline that begins at a checkpoint
 continues where that checkpoint was written, whatever ended the one before it: each row is published once. With at-least-once
@@ -42,11 +42,11 @@ from cdc.protocol.codec import tuple_values
 from cdc.protocol.constants import Type
 from cdc.schema.forms import SpaceForm
 from cdc.schema.keys import space_prefix
-from cdc.stream.event_context import EventContext
-from cdc.stream.notifier import PROGRESS_US
-from cdc.stream.routed_messages import RowWriter
-from cdc.stream.row_errors import SNAPSHOT, stored_body
-from cdc.stream.spaces import Spaces
+from cdc.stream.batches.event_context import EventContext
+from cdc.stream.batches.notifier import PROGRESS_US
+from cdc.stream.batches.routed_messages import RowWriter
+from cdc.stream.batches.row_errors import SNAPSHOT, stored_body
+from cdc.stream.batches.spaces import Spaces
 
 CHUNK_ROWS: Final = 2_000
 CHUNK_BYTES: Final = 1024 * 1024

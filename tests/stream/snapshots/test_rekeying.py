@@ -16,16 +16,16 @@ from cdc.errors import EncodingError, KeysChangedError
 from cdc.images import overlay
 from cdc.positions.position import Position, Rekeyed
 from cdc.positions.vclock import VClock
-from cdc.stream import backfill, rekeying
-from cdc.stream.batch import Batch
-from cdc.stream.orders import Execute, Received
+from cdc.stream.batches.batch import Batch
+from cdc.stream.snapshots import backfill, rekeying
+from cdc.stream.snapshots.orders import Execute, Received
 from tests.fakes.consumer import Consumer
 from tests.fakes.lives import STEPS, go_a_step, work_in_transactions
 from tests.fakes.master import Master
 from tests.fakes.profiles import SOME
 from tests.fakes.replica import Replica
 from tests.fakes.shop import Sent, read
-from tests.stream.test_snapshot_diff import HIDDEN, Life, ops
+from tests.stream.snapshots.test_snapshot_diff import HIDDEN, Life, ops
 
 FIELDS: list[Any] = [
     {"name": "id", "type": "unsigned"},

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from cdc.events.envelope import Envelope
 from cdc.images.overlay import Images
-from cdc.stream.batch import BatchBuilder
-from cdc.stream.notifier import Notifier
-from cdc.stream.options import PipelineOptions
-from cdc.stream.row_errors import Refusals
-from cdc.stream.spaces import Spaces
+from cdc.stream.batches.batch import BatchBuilder
+from cdc.stream.batches.notifier import Notifier
+from cdc.stream.batches.options import PipelineOptions
+from cdc.stream.batches.row_errors import Refusals
+from cdc.stream.batches.spaces import Spaces
 
 
 @dataclass(frozen=True, slots=True)

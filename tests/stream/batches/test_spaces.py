@@ -17,8 +17,8 @@ from tests.fakes.lives import STEPS, go_a_step, work_in_transactions
 from tests.fakes.master import Master
 from tests.fakes.profiles import SOME
 from tests.fakes.shop import Sent, Shop, read
-from tests.stream.test_rekeying import BY_CODE, FIELDS, KEYS, Killed, MortalReplica, Placed, Rekeying, in_pieces, row
-from tests.stream.test_snapshot_diff import Life, ops
+from tests.stream.snapshots.test_rekeying import BY_CODE, FIELDS, KEYS, Killed, MortalReplica, Placed, Rekeying, in_pieces, row
+from tests.stream.snapshots.test_snapshot_diff import Life, ops
 
 HIDDEN = ["shadow.*", "old.*"]
 

@@ -31,13 +31,13 @@ from cdc.protocol.constants import Key, Type
 from cdc.protocol.system_spaces import SYSTEM_SPACE_MAX, replicaset_uuid_in
 from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import TRACKED_SPACES
-from cdc.stream.backfill import abort
-from cdc.stream.event_context import EventContext
-from cdc.stream.routed_messages import RowWriter
-from cdc.stream.row_errors import SNAPSHOT, stored_body
-from cdc.stream.snapshot_choice import SnapshotChoice
-from cdc.stream.snapshot_news import SnapshotNews
-from cdc.stream.snapshot_reading import SnapshotReading
+from cdc.stream.batches.event_context import EventContext
+from cdc.stream.batches.routed_messages import RowWriter
+from cdc.stream.batches.row_errors import SNAPSHOT, stored_body
+from cdc.stream.snapshots.backfill import abort
+from cdc.stream.snapshots.choice import SnapshotChoice
+from cdc.stream.snapshots.news import SnapshotNews
+from cdc.stream.snapshots.reading import SnapshotReading
 
 SPACE_ID: Final = Key.SPACE_ID
 TUPLE: Final = Key.TUPLE
