@@ -63,11 +63,6 @@ class RowFilter:
         """The places of the fields that the expression reads."""
         return frozenset(place for _, place in self._used)
 
-    @property
-    def is_of_key(self) -> bool:
-        """Whether the expression reads only fields of the primary key, so that it says the same of all versions of a row."""
-        return self.places <= {part.field for part in self._form.key_parts if not part.path}
-
     def __call__(self, values: Sequence[Any]) -> bool:
         """Return whether a row is chosen. A field that the tuple doesn't have is null. Raises EncodingError."""
         length = len(values)

@@ -10,8 +10,8 @@
 A rule may also have a row's fields decide the partition. If a change moves a row to another partition, the key is deleted in the
 former one (`d`, with a tombstone), and created in the new one (`c`).
 
-Without images nobody knows the row before. Then a rule may only read fields of the primary key, which say the same of all
-versions of a row.
+Without images nobody knows the row before. Then a rule may only read fields of the primary key which say the same of all
+versions of a row: not -1.5 in one and -1.50 in the other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cdc.events.json_values import WAY_OUT, encode, plain
 from cdc.events.row_filter import RowFilter
 from cdc.protocol.codec import Body
 from cdc.protocol.constants import Key, Type
-from cdc.schema.forms import SpaceForm
+from cdc.schema.forms import WRITTEN_DIFFERENTLY, KeyPart, SpaceForm
 
 Change = Callable[[Body, bytes], tuple[bytes, bytes, bytes] | None]
 """Maker of a row's event (cdc.events.envelope.Change)."""
@@ -163,7 +163,7 @@ def check_rows(forms: Iterable[SpaceForm], has_images: Callable[[SpaceForm], boo
     for form in forms:
         found = _filter(form)
         used = {*_places(form), *(found.places if found is not None else ())}
-        others = used - {part.field for part in form.key_parts if not part.path}
+        others = used - {part.field for part in form.key_parts if _has_one_notation(part)}
         if others and not has_images(form):
             names = ", ".join(repr(form.field_name(place)) for place in sorted(others))
             what = found.origin if found is not None else "routing.rules, the rule with partition_by"
@@ -171,5 +171,11 @@ def check_rows(forms: Iterable[SpaceForm], has_images: Callable[[SpaceForm], boo
                 f"{what}: it reads {names} of space {form.name!r}, and without images of the space's rows nobody knows the row "
                 "before a change, so nobody knows whether, and where, it was published",
                 'Use state.images = "full" (a primary key with a collation has no images even so), let the rule read only '
-                "fields of the primary key, or let another rule apply to the space.",
+                "fields of the primary key whose equal values are always written in the same way (unsigned, integer, string "
+                "without a collation, uuid, boolean, varbinary), or let another rule apply to the space.",
             )
+
+
+def _has_one_notation(part: KeyPart) -> bool:
+    """Return whether a part of the key says the same of all versions of a row: equal values have one notation there."""
+    return not part.path and not part.is_collated and part.type not in WRITTEN_DIFFERENTLY

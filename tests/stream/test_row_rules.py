@@ -398,6 +398,25 @@ def test_without_images_only_the_key_may_be_read() -> None:
     assert [one.key for one in found.snapshot if one.op is not None] == [{"id": 2}]
 
 
+@pytest.mark.parametrize(
+    ("part", "row"),
+    [((0, "decimal"), {}), ((0, "number"), {}), ((0, "scalar"), {}), ((0, "string", 1), {}), ((0, "number"), {"index": "hash"})],
+)
+def test_without_images_equal_keys_must_have_one_notation(part: tuple[Any, ...], row: dict[str, Any]) -> None:
+    """Otherwise a change of the row may be in another partition than the row, or not be chosen while the row was."""
+    master = Master("2.11")
+    shape: Any = {"field": part[0], "type": part[1], "collation": part[2]} if len(part) > 2 else part
+    master.create_space("users", [{"name": "id", "type": part[1]}], [shape], **row)
+    for rule in (rules("row.id == '1.5'"), rules("", partition_by=["id"])):
+        replica = Replica(master, routing_rules=rule)
+        with pytest.raises(ConfigurationError, match="it reads 'id' of space 'users', and without images") as caught:
+            replica.connect()
+        assert "written in the same way" in caught.value.hint
+    replica = Replica(master, images=True, routing_rules=rules("row.id == '1.5'"))
+    if part[-1] != 1:
+        replica.connect()
+
+
 def test_another_rule_without_images_takes_a_snapshot() -> None:
     target = Shop(routing_rules=rules("row.id > 1"))
     target.replica.crash()
