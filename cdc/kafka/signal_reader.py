@@ -66,8 +66,6 @@ class SignalReader:
         self._is_stopping = threading.Event()
         self._topic_admin: TopicAdmin | None = None
         self._log = structlog.get_logger()
-        # Whether the topic's partitions were counted.
-        self._is_counted = False
         self._trouble: str | None = None
         self._thread = threading.Thread(target=self._run, name="signals", daemon=True)
 
@@ -109,7 +107,6 @@ class SignalReader:
             raise ConnectionLostError(f"Kafka doesn't describe the topic {self._topic}")
         consumer = self._clients.tail()
         try:
-            self._count_partitions(consumer)
             low, high = consumer.get_watermark_offsets(TopicPartition(self._topic, 0), timeout=_ANSWER_SECONDS)
         finally:
             consumer.close()
@@ -120,16 +117,15 @@ class SignalReader:
             self._deliver(Received(None, begin))
         return begin
 
-    def _count_partitions(self, consumer: Consumer) -> None:
-        found = consumer.list_topics(self._topic, _ANSWER_SECONDS).topics[self._topic]
-        if len(found.partitions) > 1 and not self._is_counted:
-            self._log.warning(
-                "the signal topic has several partitions, and the daemon reads only the first: delete the topic, and create it "
-                "with one partition",
-                topic=self._topic,
-                partitions=len(found.partitions),
-            )
-        self._is_counted = True
+    def _trouble_with_partitions(self, consumer: Consumer) -> str | None:
+        """Return what to say if signals may be where nobody reads them: somebody may add partitions at any time."""
+        count = len(consumer.list_topics(self._topic, _ANSWER_SECONDS).topics[self._topic].partitions)
+        if count <= 1:
+            return None
+        return (
+            f"the signal topic {self._topic} has {count} partitions, and the daemon reads only the first, number 0: delete the "
+            "topic, and create it with one partition"
+        )
 
     def _read_from(self, place: SignalPlace) -> SignalPlace:
         """Read signals until the daemon stops, or the topic has to be opened again; return the place after the last one."""
@@ -138,7 +134,7 @@ class SignalReader:
         look_at = time.monotonic() + _LOOK_SECONDS
         try:
             consumer.assign([TopicPartition(self._topic, 0, place.offset)])
-            self._report(None)
+            self._report(self._trouble_with_partitions(consumer))
             self._log.info("signals are read", topic=self._topic, offset=place.offset)
             while not self._is_stopping.is_set():
                 message = consumer.poll(_POLL_SECONDS)
@@ -147,6 +143,7 @@ class SignalReader:
                     raise reading_error(error, f"{self._topic} can't be read")
                 if time.monotonic() > look_at:
                     self._check_topic(admin, place.topic_id)
+                    self._report(self._trouble_with_partitions(consumer))
                     look_at = time.monotonic() + _LOOK_SECONDS
                 if message is None or error is not None:
                     reach.check()
@@ -187,4 +184,4 @@ class SignalReader:
         self._trouble = reason
         self._inbox.report_trouble(reason)
         if reason is not None:
-            self._log.warning("signals can't be read; trying again", topic=self._topic, reason=reason)
+            self._log.warning("signals can't be read", topic=self._topic, reason=reason)
