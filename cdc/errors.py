@@ -7,6 +7,7 @@ only repeat them.
 
 from __future__ import annotations
 
+import json
 import reprlib
 from enum import Enum
 from typing import Final, Self
@@ -23,6 +24,13 @@ _EXCERPTS.maxlong = 100
 def excerpt(value: object, length: int = 500) -> str:
     """Return a foreign value for an error message: at most `length` characters, however long and deeply nested the value is."""
     return _EXCERPTS.repr(value)[:length]
+
+
+def printable(text: str, *, but: str = "") -> str:
+    """Return a text that may be foreign, with what isn't printable written as in JSON, but for the characters of `but`."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() or sign in but else json.dumps(sign)[1:-1] for sign in text)
 
 
 class Remedy(Enum):

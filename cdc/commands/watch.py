@@ -50,6 +50,7 @@ from cdc.errors import (
     PublishAborted,
     Remedy,
     SnapshotNeededError,
+    printable,
 )
 from cdc.events.topics import SpaceNames
 from cdc.ops.request_queue import RequestQueue
@@ -272,9 +273,8 @@ def _heading(options: WatchOptions, names: list[str], server: str) -> str:
     if len(names) > _NAMES_SHOWN:
         names = [*names[:_NAMES_SHOWN], f"{len(names) - _NAMES_SHOWN} more"]
     first = "the rows that are there, and then " if options.has_snapshot else ""
-    return (
-        f"watching {', '.join(names) or 'all spaces (there is none yet)'} at {server}: {first}changes from now on. Ctrl-C ends."
-    )
+    shown = printable(", ".join(names)) or "all spaces (there is none yet)"
+    return f"watching {shown} at {server}: {first}changes from now on. Ctrl-C ends."
 
 
 def _watched(wanted: Sequence[str], forms: Mapping[str, SpaceForm], address: str) -> list[str]:
@@ -283,7 +283,7 @@ def _watched(wanted: Sequence[str], forms: Mapping[str, SpaceForm], address: str
     missing = [name for name in wanted if name not in forms]
     if missing:
         plural = "s" if len(missing) > 1 else ""
-        there = f"The spaces there are: {', '.join(watchable)}." if watchable else "It has no spaces of users."
+        there = f"The spaces there are: {printable(', '.join(watchable))}." if watchable else "It has no spaces of users."
         raise ConfigurationError(f"{address} has no space{plural} {', '.join(map(repr, missing))}", there)
     local = [name for name in wanted if not forms[name].is_replicated]
     if local:

@@ -20,6 +20,7 @@ from typing import Any, Final, NamedTuple
 
 from rich.cells import cell_len
 
+from cdc.errors import printable
 from cdc.events.envelope import OPEN_DELETE, OPEN_PATCH
 from cdc.events.topics import DLQ, SCHEMA, SpaceNames
 from cdc.stream.batches.batch import Broadcast, Message
@@ -113,7 +114,7 @@ class TextLines:
         self._glyphs = glyphs
         self._has_colour = has_colour
         self._width = width
-        self._space_cells = min(max((cell_len(_safe(name)) for name in spaces), default=0), _SPACE_CELLS_MAX)
+        self._space_cells = min(max((cell_len(printable(name)) for name in spaces), default=0), _SPACE_CELLS_MAX)
         self._last_time = ""
         # Transaction of the last event, when the batch may have ended within it.
         self._open: str | None = None
@@ -144,7 +145,7 @@ class TextLines:
         time = _clock_time(event.timestamp_ms) if event.timestamp_ms is not None else ""
         shown_time = time if time != self._last_time else ""
         self._last_time = time or self._last_time
-        space = _safe(event.space)
+        space = printable(event.space)
         self._space_cells = min(max(self._space_cells, cell_len(space)), _SPACE_CELLS_MAX)
         mark, style = self._mark(event.op)
         segments: list[Segment] = [
@@ -185,7 +186,7 @@ class TextLines:
     def _fields(self, event: _Event, row: Mapping[str, Any] | None, style: str) -> Iterator[Segment]:
         shown = {name: value for name, value in (row or {}).items() if name not in event.key_names}
         for place, (name, value) in enumerate(shown.items()):
-            yield "dim", f"{f' {self._glyphs.between} ' if place else ''}{_safe(name)} "
+            yield "dim", f"{f' {self._glyphs.between} ' if place else ''}{printable(name)} "
             yield style, _text(value)
 
     def _difference(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Segment]:
@@ -193,7 +194,7 @@ class TextLines:
         if not names:
             yield "dim", "(nothing has changed)"
         for place, name in enumerate(names):
-            yield "dim", f"{f' {self._glyphs.between} ' if place else ''}{_safe(name)} "
+            yield "dim", f"{f' {self._glyphs.between} ' if place else ''}{printable(name)} "
             yield "old", _text(before[name]) if name in before else "(none)"
             yield "dim", f" {self._glyphs.becomes} "
             yield "new", _text(after[name]) if name in after else "(none)"
@@ -202,7 +203,7 @@ class TextLines:
         for place, operation in enumerate(operations):
             rest = [_text(value) for name, value in operation.items() if name not in ("op", "field", "path")]
             field = f"{operation.get('field')}{operation.get('path', '')}"
-            yield "dim", f"{f' {self._glyphs.between} ' if place else ''}{_safe(field)} "
+            yield "dim", f"{f' {self._glyphs.between} ' if place else ''}{printable(field)} "
             yield "new", " ".join([str(operation.get("op")), *rest])
 
     def _painted(self, segments: Iterable[Segment]) -> str:
@@ -265,11 +266,12 @@ def _news(record: Mapping[str, Any]) -> str:
     if table is None:
         return "the space is gone"
     columns = ", ".join(
-        f"{_safe(column['name'])} {_safe(column['typeName'])}{'?' if column['optional'] else ''}" for column in table["columns"]
+        f"{printable(column['name'])} {printable(column['typeName'])}{'?' if column['optional'] else ''}"
+        for column in table["columns"]
     )
-    former = f", formerly {_safe(change['previousId'][1:-1])}" if "previousId" in change else ""
+    former = f", formerly {printable(change['previousId'][1:-1])}" if "previousId" in change else ""
     what = "new space" if change["type"] == "CREATE" else "new form"
-    return f"{what}{former}: {columns or 'no format'}; key {_safe(', '.join(table['primaryKeyColumnNames']))}"
+    return f"{what}{former}: {columns or 'no format'}; key {printable(', '.join(table['primaryKeyColumnNames']))}"
 
 
 def _clock_time(timestamp_ms: int) -> str:
@@ -278,14 +280,7 @@ def _clock_time(timestamp_ms: int) -> str:
 
 
 def _text(value: object) -> str:
-    return _safe(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")))
-
-
-def _safe(text: str) -> str:
-    """Return the text with what isn't printable written as in JSON."""
-    if text.isprintable():
-        return text
-    return "".join(character if character.isprintable() else json.dumps(character)[1:-1] for character in text)
+    return printable(json.dumps(value, ensure_ascii=False, separators=(", ", ": ")))
 
 
 def _cut(segments: Iterable[Segment], width: int | None, mark: str) -> Iterator[Segment]:

@@ -18,11 +18,14 @@ from typing import Any, Final, Literal
 
 import structlog
 
+from cdc.errors import printable
 from cdc.log.line_queue import STDERR, LineQueue
 from cdc.log.output import ESCAPE
 
 LIBRARY: Final = logging.getLogger("librdkafka")
 """Logger for the clients of Kafka."""
+
+_JSON: Final = structlog.processors.JSONRenderer()
 
 FLUSH_SECONDS: Final = 3.0
 """Time that the program's end waits for the log's lines to be written."""
@@ -36,7 +39,7 @@ def configure(style: Literal["auto", "console", "json", "sentence"], level: str)
     global _lines  # noqa: PLW0603 - stderr, too, exists once per process
     is_terminal = os.isatty(STDERR)
     is_console = style == "console" or (style == "auto" and is_terminal)
-    renderer: structlog.typing.Processor = structlog.processors.JSONRenderer()
+    renderer: structlog.typing.Processor = _JSON
     if is_console:
         renderer = structlog.dev.ConsoleRenderer(colors=is_terminal)
     elif style == "sentence":
@@ -47,6 +50,7 @@ def configure(style: Literal["auto", "console", "json", "sentence"], level: str)
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            *([_without_control_characters] if renderer is not _JSON else []),
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelName(level.upper())),
@@ -69,10 +73,10 @@ def report_last_error(sentence: str) -> bool:
     """Write the error that ends the program, in the log's form. Return False if the log hasn't been set up."""
     if _lines is None:
         return False
-    if isinstance(structlog.get_config()["processors"][-1], structlog.processors.JSONRenderer):
+    if structlog.get_config()["processors"][-1] is _JSON:
         structlog.get_logger().error(sentence)
     else:
-        _lines.put(f"tarantool-cdc: {sentence}\n", is_error=True)
+        _lines.put(f"tarantool-cdc: {printable(sentence, but=chr(10))}\n", is_error=True)
     return True
 
 
@@ -113,6 +117,14 @@ def _pass_on(reader: int) -> None:
     with open(reader, encoding="utf-8", errors="backslashreplace") as pipe:
         for line in pipe:
             _lines.put(line)
+
+
+def _without_control_characters(_: object, __: str, about: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Have nothing that somebody has sent move a terminal's cursor, or begin another line."""
+    for name, value in about.items():
+        if isinstance(value, str) and not value.isprintable() and name != "exception":
+            about[name] = printable(value)
+    return about
 
 
 def _sentence(_: object, __: str, about: MutableMapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 * A character that the stream's encoding lacks is written as in JSON (`\\u043f`), so lines of JSON stay valid.
 * A closed stream (`2>&-`) is replaced at the start. Otherwise the next file to be opened would get its descriptor, and messages
   would be written into that file.
+* A character that a terminal would obey is written so, too: names, and what servers say, may contain any.
 * If the reader of stdout ends (`| head`), the command goes on without printing, and its exit status stays true.
 """
 
@@ -16,7 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
-from cdc.errors import CdcError
+from cdc.errors import CdcError, printable
 
 ESCAPE: Final = "tarantool_cdc_json"
 """Error handler of encodings: a character that the encoding lacks is written as in JSON."""
@@ -49,7 +50,7 @@ def prepare() -> None:
 
 def say(text: str) -> bool:
     """Print a line to stdout. Return False if its reader has ended. Raises OutputError if it can't be written."""
-    return _written(lambda: print(text))
+    return _written(lambda: print(printable(text, but="\n")))
 
 
 def finish() -> None:
@@ -72,7 +73,7 @@ def _written(write: Callable[[], None]) -> bool:
 def complain(text: str) -> None:
     """Print a line to stderr, if that can be written."""
     try:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text, but="\n"), file=sys.stderr, flush=True)
     except OSError:
         _discard(_STDERR)
 

@@ -78,6 +78,29 @@ def test_what_kafkas_library_says(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("_as_before")
+@pytest.mark.parametrize("style", ["console", "sentence", "json"])
+def test_what_somebody_has_sent_makes_no_line_and_no_colour(capfd: pytest.CaptureFixture[str], style: Any) -> None:
+    """Ids of signals, names of spaces, and what servers say may have any characters."""
+    log.configure(style, "info")
+    structlog.get_logger().warning("refused:\na line", id="\x1b[31mred", words="two words\nb", count=1)
+    try:
+        raise LookupError("nobody has expected this")
+    except LookupError as error:
+        sys.excepthook(LookupError, error, error.__traceback__)
+    log.flush()
+    shown = capfd.readouterr().err
+    first, *others = shown.splitlines()
+    if style == "json":
+        assert (json.loads(first)["event"], json.loads(first)["id"]) == ("refused:\na line", "\x1b[31mred")
+    else:
+        assert first.isprintable()
+        assert r"refused:\na line" in first
+        assert r"\u001b[31mred" in first
+    if style == "console":
+        assert any(line.startswith("Traceback") for line in others)
+
+
+@pytest.mark.usefixtures("_as_before")
 def test_faults(capfd: pytest.CaptureFixture[str]) -> None:
     """Also of threads; one line each, with the trace in it."""
     log.configure("json", "warning")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cdc.log import output
 from tests.fakes.log_files import END_MARKER, block, insert, meta, rows_data
 
 NAME = "заказы é 😀 \udc80"
@@ -108,6 +109,21 @@ def test_the_reader_of_stdout_ends(configuration: Path, count: int) -> None:
     assert run.returncode == 1
     assert run.stderr.startswith(b"tarantool-cdc: ")
     assert run.stderr.count(b"\n") == 1
+
+
+HOSTILE = "a\x1b[2J\x9b31m\u202e\rb\nc"
+"""What a terminal would obey, between letters; a sentence may have several lines."""
+
+
+def test_what_a_terminal_would_obey_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    output.say(json.dumps({"name": HOSTILE}, ensure_ascii=False))
+    output.say(HOSTILE)
+    output.complain(HOSTILE)
+    shown = capfd.readouterr()
+    first, *others = shown.out.splitlines()
+    assert json.loads(first) == {"name": HOSTILE}
+    assert others == shown.err.splitlines() == [r"a\u001b[2J\u009b31m\u202e\rb", "c"]
+    assert first.isprintable()
 
 
 def test_decode_ends_with_its_reader(tmp_path: Path) -> None:
