@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cdc.commands.check_members import Say, read_contents
+from cdc.commands.watch_directory import temporary_directory
 from cdc.commands.watch_lines import TextLines, glyphs_for, json_lines
 from cdc.commands.watch_output import EventOutput, OutputError, Render, open_file
 from cdc.config import (
@@ -105,7 +105,7 @@ def watch(options: WatchOptions, set_stop: Callable[[Callable[[], None]], None],
     """
     is_stopping = threading.Event()
     set_stop(is_stopping.set)
-    with _temporary_directory() as directory, _destination(options) as descriptor:
+    with temporary_directory() as directory, _destination(options) as descriptor:
         config = _config(options, directory)
         with _in_terms_of_the_command():
             names, server = _look(config, options, complain)
@@ -331,12 +331,6 @@ def _is_terminal(stream: Any) -> bool:
         return bool(stream.isatty())
     except ValueError:  # closed
         return False
-
-
-@contextlib.contextmanager
-def _temporary_directory() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="tarantool-cdc-watch-", ignore_cleanup_errors=True) as directory:
-        yield Path(directory)
 
 
 @contextlib.contextmanager
