@@ -228,22 +228,23 @@ def _tap(options: argparse.Namespace) -> int:
 
 def _watch(options: argparse.Namespace) -> int:
     log.configure("sentence", "warning")
-    from cdc.commands.watch import WatchOptions, watch
 
     def set_stop(stop: Callable[[], None]) -> None:
         for number, act in signals.handlers(stop).items():
             signal.signal(number, lambda *_, act=act: act())
 
-    given = WatchOptions(
-        options.uri,
-        tuple(options.spaces),
-        has_snapshot=options.snapshot,
-        has_images=not options.no_images,
-        until_caught_up=options.until_caught_up,
-        style=options.format,
-        output=options.output,
-    )
     with contextlib.suppress(KeyboardInterrupt):
+        from cdc.commands.watch import WatchOptions, watch
+
+        given = WatchOptions(
+            options.uri,
+            tuple(options.spaces),
+            has_snapshot=options.snapshot,
+            has_images=not options.no_images,
+            until_caught_up=options.until_caught_up,
+            style=options.format,
+            output=options.output,
+        )
         watch(given, set_stop, complain)
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -124,6 +125,26 @@ def test_what_a_terminal_would_obey_is_shown(capfd: pytest.CaptureFixture[str]) 
     assert json.loads(first) == {"name": HOSTILE}
     assert others == shown.err.splitlines() == [r"a\u001b[2J\u009b31m\u202e\rb", "c"]
     assert first.isprintable()
+
+
+INTERRUPTED = """
+import os, runpy, signal, sys
+class Interrupter:
+    def find_spec(self, name, path, target=None):
+        if name == os.environ["INTERRUPTED"]:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupter())
+runpy.run_module("cdc", run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize(("module", "status"), [("cdc.config", -signal.SIGINT), ("cdc.commands.watch", 0)])
+def test_ctrl_c_during_the_imports(module: str, status: int) -> None:
+    """They take most of a second. `watch` ends with 0, as at any other moment."""
+    command = [sys.executable, "-c", INTERRUPTED, "watch", "127.0.0.1:1"]
+    environment = os.environ | {"INTERRUPTED": module}
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    assert (run.returncode, run.stdout, run.stderr) == (status, "", "")
 
 
 def test_decode_ends_with_its_reader(tmp_path: Path) -> None:
