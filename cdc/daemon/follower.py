@@ -93,7 +93,7 @@ class Follower:
         self._plan = plan
         self._master_vclock = ballot.vclock
         self._requests = RequestQueue() if requests is None else requests
-        self._requests.restart()
+        self._requests.restart(beginning.checkpoint.position)
         config, status = context.config, context.status
         self._config = config
         self._connection = connection

@@ -182,8 +182,14 @@ class RequestQueue:
         """Accept no more orders, because the stream has ended."""
         self.is_open = False
 
-    def restart(self) -> None:
-        """Carry out again what isn't known to be durable: there is another connection and another pipeline."""
+    def restart(self, committed: Position | None) -> None:
+        """Carry out again what isn't durable: another connection's pipeline begins at the checkpoint `committed`.
+
+        What the former connection's last commits had was carried out, although no turn has found that.
+        """
+        taken = committed.requests.order_count if committed is not None else 0
+        while self._submitted and (first := self._submitted[0].position) is not None and first.requests.order_count <= taken:
+            self._answer(self._submitted.popleft())
         with self._changed:
             self._waiting.extendleft(reversed(self._submitted))
         for item in self._submitted:

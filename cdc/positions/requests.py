@@ -107,12 +107,14 @@ class SignalPlace:
 class Requests:
     """The open requests in order, of which the first is being carried out, whether they pause, and the place in the signal topic.
 
-    `signals` is None as long as the daemon has never read the topic.
+    `signals` is None as long as the daemon has never read the topic. `order_count` is the number of orders, also those of HTTP,
+    that have changed anything: it says which of the orders that were under way a checkpoint has.
     """
 
     open: tuple[Request, ...] = ()
     is_paused: bool = False
     signals: SignalPlace | None = None
+    order_count: int = 0
 
     @property
     def current(self) -> Request | None:
@@ -137,6 +139,8 @@ class Requests:
             value["is_paused"] = True
         if self.signals is not None:
             value["signals"] = self.signals.to_json()
+        if self.order_count:
+            value["order_count"] = self.order_count
         return value
 
     @classmethod
@@ -147,6 +151,7 @@ class Requests:
             open=tuple(map(Request.from_json, value.get("open", ()))),
             is_paused=value.get("is_paused", False),
             signals=SignalPlace(**signals) if signals is not None else None,
+            order_count=value.get("order_count", 0),
         )
 
 

@@ -55,7 +55,7 @@ class RequestDesk:
 
         A signal that was taken before changes nothing.
         """
-        order, place, outcome = received.order, received.place, Outcome()
+        order, place, outcome, before = received.order, received.place, Outcome(), position
         if order is not None and place is not None and _was_taken(place, position.requests.signals):
             return position, outcome
         if order is not None:
@@ -67,6 +67,8 @@ class RequestDesk:
                     self._context.notifier.order(order.id, "SKIPPED", now_us, reason=str(error))
         if place is not None:
             position = replace(position, requests=replace(position.requests, signals=place))
+        if position is not before:
+            position = replace(position, requests=replace(position.requests, order_count=before.requests.order_count + 1))
         return position, outcome
 
     def _carry_out(self, order: Order, position: Position, now_us: int) -> tuple[Position, Outcome]:

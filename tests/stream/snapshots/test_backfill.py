@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from cdc.positions.requests import NO_REQUESTS, Request, Requests, SignalPlace
 from cdc.positions.vclock import VClock
 from cdc.protocol.extensions import OpaqueExtension
 from cdc.stream.snapshots import backfill
-from cdc.stream.snapshots.orders import Execute, Log, Order, Received, Refused
+from cdc.stream.snapshots.orders import Execute, Log, Order, Pause, Received, Refused, Resume, Stop
 from cdc.stream.snapshots.requests import Outcome
 from cdc.upstream import start
 from cdc.upstream.start import Known
@@ -422,6 +423,11 @@ class Queued(Asking):
         wait_for("the order", lambda: len(self.requests._waiting) > waiting)
         return thread
 
+    def restart(self) -> None:
+        """Kill the pipeline, and begin again at the checkpoint, on another connection."""
+        self.crash()
+        self.requests.restart(self.replica.topics.checkpoint().position)
+
     def turn(self, *, is_busy: bool = False, queued_bytes: int = 0, commits: bool = True) -> list[Sent]:
         """What the next turn publishes."""
         batch = self.requests.turn(self.replica.pipeline, NOW_US, queued_bytes=queued_bytes, is_busy=is_busy)
@@ -477,12 +483,34 @@ def test_an_order_that_kafka_has_thrown_away_is_carried_out_on_the_next_connecti
     shop = Queued()
     thread = shop.order(execute("a", "users"))
     shop.turn(commits=False)
-    shop.crash()
-    shop.requests.restart()
+    shop.restart()
     assert not shop.is_open
     assert [ids(shop.turn()) for _ in range(4)] == [[], [1, 2], [3, 4], [5]]
     thread.join(5)
     assert not shop.errors
+
+
+@pytest.mark.parametrize("more", [0, 3])
+def test_orders_that_are_committed_while_the_connection_is_lost_are_carried_out_once(more: int) -> None:
+    """No turn has found that they are durable; `more` is how many chunks of rows were, too."""
+    shop = Queued()
+    threads = [shop.order(order) for order in (execute("a", "users"), Stop("b"), execute("c", "users"), Pause("d"), Resume("e"))]
+    while shop.requests._waiting:
+        shop.turn(commits=False)
+    for _ in range(more):
+        shop.turn(commits=False)
+    shop.replica.commit()
+    sent = [shop.news()]
+    shop.restart()
+    for thread in threads:
+        thread.join(5)
+        assert not thread.is_alive()
+    assert not shop.errors
+    sent += [shop.turn() for _ in range(5)]
+    assert [number for each in sent for number in ids(each)][-5:] == [1, 2, 3, 4, 5]
+    notes = Counter(one.value["status"] for each in sent for one in each if one.topic == "shop.snapshot")
+    assert notes["COMPLETED"] == 1
+    assert not shop.requests.is_running
 
 
 def test_what_may_be_seen_before_it_is_committed_waits_until_the_checkpoint_knows_of_the_request() -> None:
@@ -516,8 +544,7 @@ def test_what_kafka_throws_away_is_made_once_more() -> None:
     with structlog.testing.capture_logs() as logs:
         assert turns() == [1, 2, 3, 4, 5]
         assert not shop.requests.is_running
-        shop.crash()
-        shop.requests.restart()
+        shop.restart()
         assert turns() == [1, 2, 3, 4, 5]
         assert not logs
         shop.replica.commit()
