@@ -32,6 +32,9 @@ _QUOTABLE: Final = re.compile(r"[A-Za-z0-9_.\-/ ]+").fullmatch
 """Says whether an expression can have a field's name, in backquotes at least. Other fields are named by their places."""
 _HAS_FIELD: Final = re.compile(r"\bhas\s*\(\s*row\s*\.\s*(`[^`]+`|\w+)\s*\)")
 _MENTIONED: Final = re.compile(r"\brow\s*\.\s*(`[^`]+`|\w+)")
+_WORD: Final = re.compile(r"\w+")
+_TRIED: Final = 8
+"""Number of names that an expression is compiled without, one by one, to find out whether it reads them."""
 _INTERNAL: Final = re.compile(r"^[A-Z_]+: (ERROR: )?|( \[[A-Z_]+\])+$")
 
 
@@ -46,12 +49,7 @@ class RowFilter:
         self._check_has(code)
         names = _candidates(expression, form)
         self._program(expression, names, code)
-        # The compiler knows which fields an expression reads; the text alone doesn't tell. But `row.a.b` may be the entry `b` of
-        # `a`, or the field `a.b`, which the compiler takes if there is one.
-        for name in sorted(names, key=len):
-            is_part = any(name.startswith(f"{other}.") for other in names)
-            if not is_part and _compiles_without(expression, form, names, name):
-                del names[name]
+        names = _without_unread(expression, form, names, code)
         program = self._program(expression, names, code)
         if program.return_type().name() not in ("BOOL", "DYN"):
             raise self._mistake(f"is of type {program.return_type().name().lower()}, not true or false", "Compare it.")
@@ -134,18 +132,42 @@ def _compiled(expression: str, form: SpaceForm, names: dict[str, int]) -> Any:
     return cel.NewEnv(variables=types).compile(expression)
 
 
-def _compiles_without(expression: str, form: SpaceForm, names: dict[str, int], name: str) -> bool:
-    """Return whether an expression doesn't read a field."""
+def _compiles(expression: str, form: SpaceForm, names: dict[str, int]) -> bool:
+    """Return whether an expression reads no other fields than these."""
     try:
-        _compiled(expression, form, {other: place for other, place in names.items() if other != name})
+        _compiled(expression, form, names)
     except RuntimeError:
         return False
     return True
 
 
+def _without_unread(expression: str, form: SpaceForm, names: dict[str, int], code: str) -> dict[str, int]:
+    """Return the fields that an expression reads, of those whose names occur in it; `code` is the expression without its texts.
+
+    Only the compiler knows which ones these are. To compile takes milliseconds, and somebody may send an expression with hundreds
+    of names, so that is done a few times only: where the text misleads, a field may be taken for one that is read. And `row.a.b`
+    may be the entry `b` of `a`, or the field `a.b`, which the compiler takes if there is one: then both are taken for read.
+    """
+    mentioned = {found.strip("`") for found in _MENTIONED.findall(code)}
+    likely = {name: place for name, place in names.items() if name in mentioned or name.partition(".")[0] in mentioned}
+    if len(likely) == len(names) or _compiles(expression, form, likely):
+        return likely
+    others = names.keys() - likely.keys()
+    for name in sorted(others, key=len) if len(others) <= _TRIED else ():
+        rest = {other: place for other, place in names.items() if other != name}
+        if not any(name.startswith(f"{other}.") for other in rest) and _compiles(expression, form, rest):
+            names = rest
+    return names
+
+
 def _candidates(expression: str, form: SpaceForm) -> dict[str, int]:
     """Return the fields whose names occur in an expression, with their places: a form may have hundreds of others."""
-    found = {name: place for place, name in enumerate(form.field_names) if name in expression}
+    words = frozenset(_WORD.findall(expression))
+    found = {
+        name: place
+        for place, name in enumerate(form.field_names)
+        if (name in words if _WORD.fullmatch(name) else name in expression)
+    }
     for number in _BY_NUMBER.findall(expression):
         place = int(number) - 1
         if place >= len(form.fields) or not _QUOTABLE(form.field_names[place]):

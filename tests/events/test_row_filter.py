@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 from cdc.errors import ConfigurationError, EncodingError
+from cdc.events import row_filter
 from cdc.events.row_filter import RowFilter
 from cdc.protocol.extensions import Datetime, OpaqueExtension
 from cdc.schema.forms import SpaceForm
@@ -103,6 +104,35 @@ def test_an_apostrophe_in_a_comment() -> None:
 def test_fields_that_are_read() -> None:
     found = RowFilter("row.status == 'is_paid' && row.data.id == 1", ORDERS, "the rule")
     assert found.places == frozenset({1, 3})
+
+
+NAMES = [*"abcdefghij", *(f"f{number}" for number in range(300))]
+
+
+@pytest.mark.parametrize(
+    ("expression", "read"),
+    [
+        ("row.a == 1", ["a"]),
+        ("||".join(f"row.{name} == 1" for name in NAMES[:70]), NAMES[:70]),
+        (f"row.a == 1 || '{' '.join(NAMES[:250])}' == ''", ["a"]),
+        (f"row.a == 1 || row. // {' '.join(NAMES[:5])}\n b == 2", ["a", "b"]),
+        # Here the text misleads, and more than a few names are too many to be tried.
+        (f"row.a == 1 || row. // {' '.join(NAMES[:250])}\n b == 2", NAMES[:250]),
+    ],
+)
+def test_few_attempts_find_the_fields_that_are_read(monkeypatch: pytest.MonkeyPatch, expression: str, read: list[str]) -> None:
+    """Whoever may ask for rows may send any expression, and all rows wait until it is compiled."""
+    attempts = []
+    compiled = row_filter._compiled
+
+    def count(*arguments: Any) -> Any:
+        attempts.append(arguments)
+        return compiled(*arguments)
+
+    monkeypatch.setattr(row_filter, "_compiled", count)
+    found = RowFilter(expression, form([(name, "any") for name in NAMES]), "the rule")
+    assert found.places == {NAMES.index(name) for name in read}
+    assert len(attempts) <= 12
 
 
 @pytest.mark.parametrize(
