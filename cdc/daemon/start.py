@@ -16,6 +16,7 @@ from cdc.stream.batches.spaces import newly_published
 from cdc.stream.commits.checkpoint import Checkpoint
 from cdc.stream.pipeline import Pipeline
 from cdc.stream.reports import patterns
+from cdc.stream.snapshots.choice import SnapshotChoice
 from cdc.upstream.resume import WITHOUT_STREAM
 from cdc.upstream.selection import Rules
 from cdc.upstream.start import Known, StartPlan
@@ -149,6 +150,7 @@ def _known(
         forced=forced,
         is_first_connect=is_first_connect,
         store_name=str(config.state.path / "images"),
+        choice=SnapshotChoice.number_of(options_of(config)),
         mode=mode,
         on_gap=source.on_gap,
         on_divergence=source.on_divergence,

@@ -26,6 +26,7 @@ class SnapshotState:
     - `is_silent`: while the snapshot is taken, its rows aren't published, because there was nothing before it and
       `snapshot.mode` is never.
     - `is_first`: no snapshot has ever been complete, so that consumers have no rows from before it.
+    - `choice`: while the first snapshot is taken, the number of what is to be published of it (SnapshotChoice.number_of).
     - `request_count`: how many of the last numbers went to requests to publish rows of the images (stream/snapshots/backfill.py).
     - `open_request`: the number of the request whose rows are being published, 0 if there is none. It is that of the first of
       the position's `requests`; a position of an older version has none of these, as it can't continue a request.
@@ -39,6 +40,7 @@ class SnapshotState:
     is_silent: bool = False
     is_first: bool = False
     open_request: int = 0
+    choice: int = 0
 
     @property
     def base_id(self) -> int:
@@ -100,6 +102,7 @@ class Position:
                 "request_count": self.snapshot.request_count,
                 **({"is_silent": True} if self.snapshot.is_silent else {}),
                 **({"is_first": True} if self.snapshot.is_first else {}),
+                **({"choice": self.snapshot.choice} if self.snapshot.choice else {}),
                 **({"open_request": self.snapshot.open_request} if self.snapshot.request_count else {}),
             }
             if self.snapshot

@@ -44,6 +44,7 @@ class Known:
     - `is_store_ours`: False if a daemon with another state directory wrote the checkpoint last, so that the store may be an old
       copy, and no order says to continue with it.
     - `store_name`: name of the store in messages.
+    - `choice`: the number of what the configuration lets the first snapshot publish.
     - `given`: the highest numbers that consumers may have seen, by all that remembers them.
     - `thrown_back`: why the checkpoint isn't the newest one, None if it is (cdc.upstream.witnesses).
     """
@@ -61,6 +62,7 @@ class Known:
     wants_id: bool = False
     is_store_ours: bool = True
     store_name: str = "in state.path"
+    choice: int = 0
     given: Numbers = field(default_factory=Numbers)
     thrown_back: str | None = None
 
@@ -165,6 +167,10 @@ def plan(known: Known, ballot: Ballot) -> StartPlan:
     state = known.checkpoint.snapshot if known.checkpoint is not None else None
     if snapshot is not None and snapshot.publish and store is _Store.LEVEL and state is not None and state.is_silent:
         store, useless_because = _Store.USELESS, "the state store has rows of a snapshot that wasn't published"
+    if store is _Store.LEVEL and state is not None and state.is_first and not state.is_complete and state.choice != known.choice:
+        # What consumers have of the rows that it has read isn't what they would have now.
+        store = _Store.USELESS
+        useless_because = "the first snapshot was interrupted, and snapshot.spaces or snapshot.filters aren't what they were then"
     if snapshot is not None and store in (_Store.BEHIND, _Store.USELESS):
         _check_is_ours(known, useless_because or snapshot.reason)
         return replace(at_checkpoint, clears_store=useless_because or snapshot.reason)

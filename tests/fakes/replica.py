@@ -22,6 +22,7 @@ from cdc.stream.batches.options import Surroundings
 from cdc.stream.batches.spaces import newly_published
 from cdc.stream.commits.checkpoint import Checkpoint, Writer, fold, position_record, space_record
 from cdc.stream.pipeline import Pipeline
+from cdc.stream.snapshots.choice import SnapshotChoice
 from cdc.upstream import resume, start
 from cdc.upstream.start import FollowAs, Known, StartPlan, TakeSnapshot
 from tests.fakes.master import Master, MasterConnection
@@ -202,6 +203,7 @@ class Replica:
             mode=self._mode,
             on_gap=self._on_gap,
             wants_id=self._is_registered,
+            choice=SnapshotChoice.number_of(options(**self._options)),
         )
 
     def flush(self) -> None:

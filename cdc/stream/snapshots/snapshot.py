@@ -71,6 +71,7 @@ class Snapshot:
         rows_before = previous.row_count if previous is not None else 0
         is_first = previous is None or previous.is_first
         state = SnapshotState(self._id, False, rows_before, sweep_seq, is_silent=not publish, is_first=is_first)
+        state = replace(state, choice=SnapshotChoice.number_of(context.options) if is_first else 0)
         self.position = replace(position, replicaset_uuid=None, snapshot=state, rekeyed=(), last_rows=())
         self._tombstones = context.options.tombstones
         self._is_base = not is_repeated and previous is not None
@@ -338,7 +339,7 @@ class Snapshot:
             and not (form.space_id in self._choice.filters and form.space_id in self._spaces.image_changes)
         ]
         row_count = sum(self._counts.get(form.space_id, 0) for form in forms)
-        state = replace(self.position.snapshot, is_complete=True, is_silent=False, is_first=False, row_count=row_count)
+        state = replace(self.position.snapshot, is_complete=True, is_silent=False, is_first=False, choice=0, row_count=row_count)
         self.position = replace(
             self.position, snapshot=state, seq=self._builder.seq, schema_version=self._spaces.schema.schema_version
         )
