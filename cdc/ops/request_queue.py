@@ -114,7 +114,7 @@ class RequestQueue:
                 if item.position is None and not item.is_answered.is_set():
                     item.is_withdrawn = True
                     raise RequestError(
-                        f"the daemon was busy for {timeout_seconds:g} s: Kafka or the state store lag",
+                        f"the daemon was busy for {timeout_seconds:g} s: Kafka, the state store or the registry of schemas lags",
                         "`tarantool-cdc status` shows which; try again later.",
                     )
             if not item.is_answered.is_set():
