@@ -81,8 +81,7 @@ class Snapshot:
         self._builder = builder
         self._writer = RowWriter(builder, context.envelope, tombstones=context.options.tombstones)
         self._refusals = context.refusals
-        self._now_us = now_us
-        self._publishes = publish
+        self._now_us, self._publishes = now_us, publish
         self._choice = SnapshotChoice(context.options, is_first=state.is_first)
         # By id: whether a space's rows aren't published.
         self._silent: dict[Any, bool] = {}
