@@ -44,7 +44,11 @@ from cdc.upstream.witnesses import Witnesses
 
 
 def check(config: Config, say: Say) -> bool:
-    """Report the findings, line by line. Return whether the daemon could start, or is running."""
+    """Report the findings, line by line. Return whether the daemon could start, or is running.
+
+    Raises ConfigurationError if a secret's file can't be read, before anything connects.
+    """
+    config.columns.secret()
     kafka = _Check(say, "kafka")
     stored, existing, witnesses = kafka.attempt(lambda: _read_checkpoint(config), (Checkpoint(), {}, Witnesses()))
     position = stored.position

@@ -21,7 +21,10 @@ def password_in(file: Path, key: str) -> SecretStr:
     except (OSError, ValueError) as error:
         problem = (error.strerror if isinstance(error, OSError) else None) or "that is not a file name"
     if problem:
-        raise ConfigurationError(f"{key} can't be read: {problem}", "Name a file that this user may read.")
+        raise ConfigurationError(
+            f"{key} can't be read: {problem}",
+            "Name a file that this user may read; a relative path begins at the configuration file's directory.",
+        )
     if not text:
         raise ConfigurationError(f"{key} is empty", "Put the password into it, or a line end alone if the password is empty.")
     return SecretStr(text.removesuffix("\n").removesuffix("\r"))

@@ -10,6 +10,7 @@ import pytest
 from cdc.commands.check import check
 from cdc.commands.check_members import may_write
 from cdc.config import parse
+from cdc.errors import ConfigurationError
 from cdc.kafka import topic_admin
 from cdc.local.ports import free_port
 from cdc.protocol.system_spaces import CLUSTER_SPACE
@@ -106,3 +107,16 @@ def test_servers_that_are_not_there_are_waited_for(tmp_path: Path) -> None:
     assert any(line.startswith(f"{master}: FAILED: ") for line in lines)
     assert lines[-1] == "run would wait until that is over: 2 failures"
     assert said(tmp_path, kafka, master, state={"path": "/proc/nope"})[-1].startswith("run would stop: "), "nothing mends that"
+
+
+def test_a_missing_salt_is_said_before_anything_connects() -> None:
+    values = {
+        "name": "shop",
+        "source": {"uris": ["127.0.0.1:1"]},
+        "kafka": {"bootstrap_servers": "127.0.0.1:1", "topic_prefix": "shop"},
+        "columns": {"salt_file": "missing", "rules": [{"spaces": "users", "hash": ["email"]}]},
+    }
+    lines: list[str] = []
+    with pytest.raises(ConfigurationError, match=r"columns\.salt_file can't be read"):
+        check(parse(values, "the test"), lines.append)
+    assert not lines
