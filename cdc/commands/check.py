@@ -170,18 +170,21 @@ def _published(
     names = topics.TopicNames(config.kafka.topic_prefix)
     names.reserve(config.kafka.optional_topics)
     wanted = []
+    with_topics = []
     routes = options.routes()
     published = [
         replace(form, routing=routes.of(form.name))
         for form in schema.forms()
         if is_published(form.space_id, form.name) and form.is_replicated
     ]
+
+    def has_images(form: SpaceForm) -> bool:
+        return config.state.images != "none" and (config.state.images == "source" or is_keyable(form))
+
     try:
         check_names(published, formats_of(config))
         check_routes(published)
-        check_rows(
-            published, lambda form: config.state.images != "none" and (config.state.images == "source" or is_keyable(form))
-        )
+        check_rows(published, has_images)
     except ConfigurationError as error:
         yield Finding("spaces", str(error))
     for form in published:
@@ -189,9 +192,11 @@ def _published(
             if config.state.images == "full":
                 check_types(form)
             wanted.append(names.of_space(form.space_id, form.name, form.routing))
+            with_topics.append((form, wanted[-1]))
             say(_published_space(form, wanted[-1], existing, creates=config.kafka.create_topics))
         except ConfigurationError as error:
             yield Finding("spaces", str(error))
+    yield from check_start.of_schemas(config, with_topics, has_images=has_images)
     yield from check_start.of_columns(options.columns(), published)
     yield from check_start.of_filters(config, published)
     yield from (Finding("routing", sentence, is_failure=False) for sentence in routes.without_effect(published))

@@ -6,13 +6,14 @@ store, and patterns that match no space. Each is a sentence under the key of the
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -22,10 +23,12 @@ from cdc.daemon import admission
 from cdc.daemon.admission import StateDirectoryLock, StateMissingError
 from cdc.daemon.given_numbers import other_kafka
 from cdc.daemon.known_topics import created_again
-from cdc.daemon.start import lost_forms_sentence, options_of
+from cdc.daemon.start import formats_of, lost_forms_sentence, options_of
 from cdc.errors import CdcError, Remedy, StateError, StateLostError
 from cdc.events.columns import ColumnRules
 from cdc.events.topics import CHECKPOINT, DLQ, HEARTBEAT, SCHEMA, SIGNAL, SNAPSHOT, TRANSACTION, SpaceFilter, TopicNames
+from cdc.formats.choice import new_envelope
+from cdc.formats.options import Registration
 from cdc.kafka import checkpoint_topic, topic_settings
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.foreign_topics import ForeignTopics
@@ -105,6 +108,41 @@ def of_registry(config: Config) -> Iterator[Finding]:
         yield Finding("format.registry", str(error))
     else:
         yield Finding("format.registry", f"{registry.url} answers", is_failure=False, is_well=True)
+
+
+def of_schemas(
+    config: Config, published: Iterable[tuple[SpaceForm, str]], *, has_images: Callable[[SpaceForm], bool]
+) -> Iterator[Finding]:
+    """Yield a finding for each schema that the registry lacks, if the daemon may not register schemas itself.
+
+    `published` are the spaces' forms with their topics.
+    """
+    registry = config.format.registry
+    if not config.format.needs_registry or registry.auto_register:
+        return
+    wanted: dict[Registration, None] = {}
+
+    def note(one: Registration) -> int:
+        wanted[one] = None
+        return 1
+
+    options = options_of(config)
+    envelope = new_envelope("", options.prefix, formats_of(config, note))
+    envelope.columns = options.columns()
+    for form, topic in published:
+        with contextlib.suppress(CdcError):  # a form without a schema is reported elsewhere
+            envelope.pieces(form, topic, "", None if has_images(form) else "")
+    try:
+        questions = Questions(registry.client_settings(), auto_register=False)
+        for one in wanted:
+            try:
+                questions.id_of(one)
+            except RegistryRefusal as refusal:
+                if refusal.reason != "missing":
+                    return  # of_registry says so
+                yield Finding("format.registry", refusal.sentence, may_heal=True)
+    except CdcError:
+        return  # likewise
 
 
 def of_columns(rules: ColumnRules, published: Sequence[SpaceForm]) -> Iterator[Finding]:

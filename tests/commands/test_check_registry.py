@@ -5,8 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from cdc.commands.check_start import of_registry
+from cdc.commands import check
+from cdc.commands.check_start import Finding, of_registry
 from cdc.config import Config, parse
+from cdc.schema.forms import StoredSpace
+from cdc.schema.tracker import SchemaTracker
+from cdc.stream.commits.checkpoint import Checkpoint
 from tests.fakes.registry import FakeRegistry
 
 
@@ -43,3 +47,26 @@ def test_a_registry_that_is_away(tmp_path: Path) -> None:
 def test_no_registry_is_needed() -> None:
     values = {"name": "shop", "source": {"uris": ["h:1"]}, "kafka": {"bootstrap_servers": "k:1", "topic_prefix": "shop"}}
     assert not list(of_registry(parse(values, "a test")))
+
+
+def test_schemas_that_the_daemon_may_not_register() -> None:
+    """Each of them is named, so that one look is enough to register all."""
+    fields = [{"name": "id", "type": "unsigned"}, {"name": "name", "type": "string"}]
+    spaces = [
+        StoredSpace(number, [number, 1, name, "memtx", 0, {}, fields], {0: [number, 0, "pk", "tree", {}, [[0, "unsigned"]]]}, 0)
+        for number, name in enumerate(("users", "orders"), 512)
+    ]
+
+    def found(**registry: Any) -> list[Finding]:
+        everything = check._published(config(**registry), SchemaTracker(spaces), None, Checkpoint(), lambda _: None)
+        return [finding for finding in everything if finding.key == "format.registry"]
+
+    with FakeRegistry() as registry:
+        assert not found(url=registry.url)
+        missing = found(url=registry.url, auto_register=False)
+        assert [finding.sentence.split("'")[2] for finding in missing] == ["shop.users-value", "shop.orders-value"]
+        for finding in missing:
+            assert finding.may_heal
+            registry.register(finding.sentence.split("'")[2], finding.sentence.partition("exactly this schema: ")[2])
+        assert not found(url=registry.url, auto_register=False)
+    assert not found(url=registry.url, auto_register=False)  # it is away, as another finding says
