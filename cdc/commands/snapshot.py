@@ -43,6 +43,9 @@ def _execute(config: Config, spaces: Sequence[str], say: Callable[[str], object]
             'Set it to "full", or restart the daemon with snapshot.mode = "always".',
         )
     filter_ = {} if where is None else {"where": where}
-    ask(config.name, config.http.address, "/snapshot", {"spaces": list(spaces), **filter_})
+    answer = ask(config.name, config.http.address, "/snapshot", {"spaces": list(spaces), **filter_})
     chosen = "all rows" if where is None else "the chosen rows"
-    say(f"the daemon publishes {chosen} of {', '.join(spaces)}; `tarantool-cdc status` shows its progress")
+    say(
+        f"the daemon publishes {chosen} of {', '.join(spaces)} for the request {answer['id']}; `tarantool-cdc status` shows its "
+        "progress"
+    )

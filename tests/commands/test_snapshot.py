@@ -24,7 +24,12 @@ def config(tmp_path: Path, images: str) -> Config:
 
 def test_it_names_the_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr("cdc.commands.snapshot.ask", lambda name, _, path, question: asked.append((name, path, question)))
+
+    def ask(name: str, _: Any, path: str, question: Any) -> dict[str, Any]:
+        asked.append((name, path, question))
+        return {"id": f"http-{len(asked)}", "spaces": question["spaces"]}
+
+    monkeypatch.setattr("cdc.commands.snapshot.ask", ask)
     said: list[str] = []
     snapshot(config(tmp_path, "full"), "execute", ["users", "orders"], said.append)
     snapshot(config(tmp_path, "full"), "execute", ["users"], said.append, where="row.id > 7")
@@ -34,6 +39,10 @@ def test_it_names_the_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ]
     assert "all rows of users, orders" in said[0]
     assert "chosen rows of users" in said[1]
+    assert [f"request http-{number};" in line for number, line in enumerate(said, 1)] == [
+        True,
+        True,
+    ]  # by which notifications name the requests
 
 
 def test_other_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
