@@ -252,7 +252,7 @@ def check_store_prefix(config: Config) -> None:
     former = StateDirectoryLock.prefix_of(path)
     if config.state.images == "full" and former is not None and former != prefix and is_there(path):
         raise StateError(
-            f"the state store {path} belongs to the daemon {config.name!r} with kafka.topic_prefix {former!r}, and this one has "
+            f"the state store {path} was written with kafka.topic_prefix {former!r}, and this daemon, {config.name!r}, has "
             f"{prefix!r}",
             "Give this one a state.path of its own. If the prefix was changed for good, start once with --rebuild-state.",
         )

@@ -262,7 +262,9 @@ def test_a_store_of_the_same_name_and_another_prefix_is_not_emptied(tmp_path: Pa
     StateDirectoryLock(production).record_holder("w")
     store.close()
     admission.check_store_prefix(production)
-    with pytest.raises(StateError, match=r"with kafka\.topic_prefix 'shop', and this one has 'staging'.*--rebuild-state"):
+    with pytest.raises(
+        StateError, match=r"with kafka\.topic_prefix 'shop', and this daemon, 'shop', has 'staging'.*--rebuild-state"
+    ):
         admission.check_store_prefix(staging)
     admission.check_store_prefix(staging.model_copy(update={"state": config(tmp_path, "none").state}))
     assert StateDirectoryLock.writers_in(store_path(production)) == ["w"]
