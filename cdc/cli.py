@@ -119,7 +119,7 @@ def _add_snapshot_arguments(snapshot: argparse.ArgumentParser) -> None:
 def _add_watch_arguments(watch: _CommandParser) -> None:
     watch.is_intermixed = True
     watch.add_argument("uri", metavar="URI", help="the server: user:password@host:port; without a user: guest")
-    watch.add_argument("spaces", nargs="*", metavar="SPACE", help="names of the spaces to watch; none: all")
+    watch.add_argument("spaces", nargs="*", default=[], metavar="SPACE", help="names of the spaces to watch; none: all")
     begin = watch.add_mutually_exclusive_group()
     begin.add_argument("--snapshot", action="store_true", help="begin with the rows that are there")
     begin.add_argument("--from-now", action="store_true", help="show only changes from now on (the default)")

@@ -231,3 +231,9 @@ def test_a_stop_ends_the_wait(streams: Streams) -> None:
 
     streams.source.next_delay = lambda: 60.0  # type: ignore[method-assign]
     streams.run(lost)
+
+
+def test_only_the_uri_must_be_given(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["watch"])
+    assert capsys.readouterr().err.splitlines()[-1].endswith("the following arguments are required: URI")
