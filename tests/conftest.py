@@ -25,7 +25,7 @@ from cdc.local.opensearch import OpenSearch
 from cdc.local.options import TarantoolOptions
 from cdc.local.registry import Registry
 from cdc.local.servers import LocalServers, ServerKind, local_servers, server_kind
-from tests import starvation
+from tests import chosen, starvation
 from tests.fakes import profiles
 from tests.fakes.golden import golden_fixture
 
@@ -108,7 +108,8 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m selects by marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen.leave_to_soak(items, None if config.option.markexpr == "soak" else config.stash[_SEED])
     for item in items:
         fixtures = getattr(item, "fixturenames", ())
         if _SERVER_FIXTURES.intersection(fixtures):

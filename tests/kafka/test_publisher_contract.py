@@ -26,9 +26,10 @@ PATIENCE_SECONDS = 120.0
 pytestmark = pytest.mark.parametrize("mode", MODES)
 
 
-@pytest.fixture(
-    params=["fake", pytest.param("real", marks=[pytest.mark.live, pytest.mark.xdist_group("frail_kafka")])],
-)
+_REAL = (pytest.mark.live, pytest.mark.xdist_group("frail_kafka"), pytest.mark.one_of_these)
+
+
+@pytest.fixture(params=["fake", pytest.param("real", marks=_REAL)])
 def ground(request: pytest.FixtureRequest) -> Ground:
     if request.param == "fake":
         return FakeGround()

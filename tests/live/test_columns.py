@@ -80,6 +80,7 @@ def on_topics(scene: Scene) -> list[bytes]:
     return [part for record in records for part in (record.key, record.value) if part is not None]
 
 
+@pytest.mark.one_of_these
 @pytest.mark.parametrize("images", ["full", "none"])
 def test_no_masked_value_comes_out(scene: Scene, images: str) -> None:
     masked(scene, state={"images": images}, format={"on_error": "dlq"}, log={"level": "debug"})
@@ -129,6 +130,7 @@ def test_an_error_that_ends_the_daemon_shows_no_value(scene: Scene) -> None:
     assert not found_in(log.encode())
 
 
+@pytest.mark.one_of_these
 @pytest.mark.parametrize("images", ["full", "none"])
 def test_rules_that_come_later_show_all_rows_again(scene: Scene, images: str) -> None:
     """A consumer that follows the topic has nothing from before then."""

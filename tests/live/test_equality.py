@@ -38,6 +38,7 @@ class Size:
     rows_max: int
 
 
+@pytest.mark.one_of_these
 @pytest.mark.parametrize(
     "size",
     [

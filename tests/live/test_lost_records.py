@@ -68,15 +68,9 @@ def check_consumers(scene: Scene) -> Stream:
     return stream
 
 
-@pytest.mark.parametrize(
-    ("images", "delivery"),
-    [
-        ("full", "exactly_once"),
-        ("none", "at_least_once"),
-        pytest.param("full", "at_least_once", marks=pytest.mark.soak),
-        pytest.param("none", "exactly_once", marks=pytest.mark.soak),
-    ],
-)
+@pytest.mark.one_of_these
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("images", ["full", "none"])
 def test_newest_checkpoints_that_are_lost(scene: Scene, images: str, delivery: str) -> None:
     scene.daemon.settings["state"]["images"] = images
     scene.daemon.settings["kafka"]["delivery"] = delivery
@@ -132,6 +126,7 @@ def test_a_kafka_without_all_that_it_had(scene: Scene, images: str) -> None:
     caught_up(scene.daemon)
 
 
+@pytest.mark.one_of_these
 @pytest.mark.parametrize("images", ["full", "none"])
 def test_a_checkpoint_topic_that_lost_the_forms(scene: Scene, images: str) -> None:
     """Retention keeps the position, which is written all the time."""

@@ -73,6 +73,7 @@ def test_a_transaction_that_takes_longer_than_kafka_allows(frail_scene: Scene) -
     assert len([event for event in scene.check().events if event.op == "c"]) == count
 
 
+@pytest.mark.one_of_these
 @pytest.mark.parametrize("mode", MODES)
 def test_a_topic_is_made_anew_with_fewer_partitions(scene: Scene, mode: str) -> None:
     kafka: dict[str, Any] = scene.daemon.settings["kafka"]
@@ -95,6 +96,7 @@ def test_a_topic_is_made_anew_with_fewer_partitions(scene: Scene, mode: str) -> 
     assert max(counts.values()) <= (1 if mode == "exactly_once" else 3), status["kafka"]
 
 
+@pytest.mark.one_of_these
 @pytest.mark.parametrize("mode", MODES)
 def test_a_deleted_topic_is_made_again(scene: Scene, mode: str) -> None:
     scene.daemon.settings["kafka"]["delivery"] = mode

@@ -149,6 +149,7 @@ def test_each_right_is_needed_and_named(secured_scene: Scene, admin: AdminClient
     finish(scene)
 
 
+@pytest.mark.one_of_these
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
 def test_write_is_lacking_on_one_topic_in_the_stream(secured_scene: Scene, admin: AdminClient, delivery: str) -> None:
     """The first error is told, not that of the abort after it; and the daemon ends."""

@@ -145,6 +145,7 @@ each(space.several, nil, function(value) return {'x', value} end, function(value
 """
 
 
+@pytest.mark.one_of_these
 @pytest.mark.parametrize("images", ["full", "none"])
 def test_a_number_is_one_key_however_it_is_written(scene: Scene, images: str) -> None:
     """The keys of a compacted topic are then the master's rows, and no others."""
