@@ -48,16 +48,23 @@ def read_with(text: str, data: bytes) -> Any:
     if text.startswith("syntax"):
         assert data[0] == 0, "the first message of the file"
         return as_dict(first_message(text).FromString(data[1:]))
-    schema = json.loads(text)
-    if "$schema" in schema:
-        value = json.loads(data)
-        jsonschema.Draft7Validator.check_schema(schema)
-        jsonschema.validate(value, schema)
+    if '"$schema"' in text:
+        value, validator = json.loads(data), _validator(text)
+        schema = validator.schema
+        validator.validate(value)
         return documented(schema, value, schema.get("definitions", {}))
     rest = io.BytesIO(data)
     found = fastavro.schemaless_reader(rest, _parsed(text), None)
     assert not rest.read()
     return found
+
+
+@functools.cache
+def _validator(text: str) -> Any:
+    """Of a schema that is one: to check it takes far longer than to check a value."""
+    schema = json.loads(text)
+    jsonschema.Draft7Validator.check_schema(schema)
+    return jsonschema.Draft7Validator(schema)
 
 
 @functools.cache

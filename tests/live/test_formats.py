@@ -188,14 +188,14 @@ def test_what_consumers_read_is_the_master_in_every_format(scene: Scene, fake: F
     for daemon in daemons:
         daemon.wait_until_streaming()
     for turn in range(2):
-        scene.tarantool.eval(WORK, turn * 1000 + 1, 300)
+        scene.tarantool.eval(WORK, turn * 1000 + 1, 100)
         scene.tarantool.eval(ADD_FIELD)
-        scene.tarantool.eval(WORK, turn * 1000 + 500, 100)
+        scene.tarantool.eval(WORK, turn * 1000 + 500, 40)
         for daemon in daemons:
             daemon.restart_killed()
         for daemon in daemons:
             daemon.wait_until_streaming()
-    scene.tarantool.eval(WORK, 3000, 100)
+    scene.tarantool.eval(WORK, 3000, 40)
     for daemon in daemons:
         daemon.wait_until_caught_up(scene.tarantool.vclock())
     for follower in FOLLOWERS:
@@ -203,10 +203,10 @@ def test_what_consumers_read_is_the_master_in_every_format(scene: Scene, fake: F
             with SchemaRegistryClient({"url": registry.url}) as client:
                 topic = f"{scene.prefix}-{follower.prefix}.users"
                 deserializer, context = AvroDeserializer(client), SerializationContext(topic, MessageField.VALUE)
-                assert follower.check(scene, partial(deserializer, ctx=context)) > 500
+                assert follower.check(scene, partial(deserializer, ctx=context)) > 150
                 assert len(client.get_versions(f"{topic}-value")) >= 4
         else:
-            assert follower.check(scene, connect_payload if follower.value == "json_schema" else FakesReader(fake)) > 500
+            assert follower.check(scene, connect_payload if follower.value == "json_schema" else FakesReader(fake)) > 150
 
 
 def test_rows_wait_only_for_new_schemas(scene: Scene, fake: FakeRegistry) -> None:
