@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,9 @@ def test_the_commands_of_operations(reader: Reader, tarantool: TarantoolServer) 
 
 @pytest.mark.live
 @pytest.mark.timeout(600)
-def test_installed_as_the_readme_says(tmp_path: Path) -> None:
+@pytest.mark.parametrize("libraries", ["of here", pytest.param("of an index", marks=pytest.mark.soak)])
+def test_installed_as_the_readme_says(tmp_path: Path, libraries: str) -> None:
+    """Most of the time goes into libraries. That none is missing in pyproject.toml is what tests/test_dependencies.py says."""
     clone = tmp_path / "clone"
     files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in files.rstrip("\0").split("\0"):
@@ -143,15 +146,31 @@ def test_installed_as_the_readme_says(tmp_path: Path) -> None:
         "PYO3_PYTHON": sys.executable,
         "PIP_NO_COMPILE": "1",
     }
+    if libraries == "of here":
+        environment |= {
+            "PYTHONPATH": sysconfig.get_path("purelib"),
+            "PIP_NO_BUILD_ISOLATION": "0",
+        }  # pip reads it as "no isolation: yes"
     typed = ["bash", "-c", install.replace("python3", sys.executable)]
     subprocess.run(typed, cwd=clone, env=environment, check=True, capture_output=True)
-    said = subprocess.run([".venv/bin/tarantool-cdc", "--version"], cwd=clone, check=True, capture_output=True, text=True).stdout
-    assert re.search(r"\d+\.\d+\.\d+", said)
-    chosen = "from cdc import native; print(native.ROW_PATH, native.REASON)"
-    said = subprocess.run(
-        [str(clone / ".venv/bin/python"), "-c", chosen], cwd=tmp_path, check=True, capture_output=True, text=True
-    ).stdout
-    assert said.startswith("native"), said
+
+    def said(*command: str) -> str:
+        run = subprocess.run(
+            [str(clone / ".venv/bin" / command[0]), *command[1:]],
+            cwd=tmp_path,
+            env=environment,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        return run.stdout
+
+    assert re.search(r"\d+\.\d+\.\d+", said("tarantool-cdc", "--version"))
+    row_path, _, place = (
+        said("python", "-c", "from cdc import native; print(native.ROW_PATH, native.__file__)").strip().partition(" ")
+    )
+    assert row_path == "native"
+    assert place.startswith(str(clone / ".venv")), "it was tried where it isn't installed"
 
 
 def test_every_command_is_one_that_a_test_types() -> None:
