@@ -13,6 +13,7 @@ from typing import Any, Self
 import msgpack
 
 _CHUNK = 64 * 1024
+_PIECE_BYTES = 8 * 1024
 _SUBSCRIBE = 66
 _REQUEST_TYPE, _VCLOCK = 0x00, 0x26
 
@@ -86,6 +87,19 @@ class Trickle(Straight):
             start += size
             self._left -= size
         yield data[start:]
+
+
+class Slow(Straight):
+    """The master's bytes come at that rate: what takes a fast one many rows lasts as long with few."""
+
+    def __init__(self, bytes_per_second: int) -> None:
+        self._pause_seconds = _PIECE_BYTES / bytes_per_second
+        self._pauses = threading.Event()
+
+    def pass_on(self, data: bytes) -> Iterator[bytes]:
+        for start in range(0, len(data), _PIECE_BYTES):
+            self._pauses.wait(self._pause_seconds)
+            yield data[start : start + _PIECE_BYTES]
 
 
 class Gather(Straight):

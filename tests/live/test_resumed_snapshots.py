@@ -8,6 +8,7 @@ from collections import Counter
 
 import pytest
 
+from tests.live.proxy import Slow
 from tests.live.scene import Scene
 from tests.live.waiting import wait_for
 
@@ -71,8 +72,9 @@ def check(scene: Scene, count: int, kills: int) -> None:
 
 
 def test_a_killed_snapshot_goes_on(scene: Scene, seed: int) -> None:
-    count, kills = 150_000, 3
+    count, kills = 30_000, 3
     scene.tarantool.eval(FILL, count)
+    scene.proxy(lambda: Slow(1_000_000))
     drill(scene, count, kills, seed)
     check(scene, count, kills)
 
