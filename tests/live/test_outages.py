@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -49,6 +51,20 @@ def rows_flow(scene: Scene, count: int) -> None:
     scene.daemon.wait_until(f"{count} rows more", do_flow)
 
 
+def rows_pile_up(scene: Scene) -> None:
+    """Wait until the daemon has received what it can't publish."""
+    scene.daemon.wait_until("the rows pile up", lambda status: status["position"]["received"] != status["position"]["checkpoint"])
+
+
+@contextlib.contextmanager
+def kafka_comes_back(scene: Scene) -> Iterator[None]:
+    """It is away within this, and started at its end, however that comes."""
+    try:
+        yield
+    finally:
+        scene.kafka.start()
+
+
 @pytest.mark.parametrize(
     "end_count",
     [
@@ -64,24 +80,38 @@ def rows_flow(scene: Scene, count: int) -> None:
         pytest.param("kill", "at_least_once", marks=pytest.mark.soak),
     ],
 )
-def test_kafka_ends_in_mid_stream(frail_scene: Scene, how: str, mode: str, end_count: int, seed: int) -> None:
-    """And stays away for longer than its transactions may take."""
+def test_kafka_is_away_at_the_start_and_ends_in_mid_stream(
+    frail_scene: Scene, how: str, mode: str, end_count: int, seed: int
+) -> None:
+    """It stays away for longer than its transactions may take. A daemon that is to end meanwhile does, and the next goes on."""
     scene, chance = frail_scene, random.Random(seed)
-    scene.daemon.settings["kafka"]["delivery"] = mode
+    scene.daemon.settings["kafka"] |= {"delivery": mode, "stop_timeout_ms": 1_000}
     scene.daemon.settings["kafka"]["properties"]["transaction.timeout.ms"] = 2_000
     scene.workload.create(500)
+    scene.kafka.stop()
+    with kafka_comes_back(scene):
+        scene.daemon.start()
+        scene.daemon.wait_until("it waits for Kafka", lambda status: status["state"] == "waiting for kafka")
+        assert scene.daemon.terminate(20) == 0, "it has never had an answer"
+        scene.daemon.start()
+        scene.daemon.wait_until("it waits for Kafka", lambda status: status["state"] == "waiting for kafka" and status["error"])
+        assert "kafka doesn't answer yet" in scene.daemon.run.log_text(), "it is told before the daemon gives the first try up"
+    scene.daemon.wait_until_streaming()
     scene.workload.start(pause=0.02, rows_max=300)
-    scene.daemon.start()
     with Watcher(scene.reader()) as watcher:
         for _ in range(end_count):
             rows_flow(scene, chance.randrange(1_000))
             getattr(scene.kafka, how)()
-            scene.daemon.wait_until(
-                "the rows pile up", lambda status: status["position"]["received"] != status["position"]["checkpoint"]
-            )
-            scene.kafka.start()
+            with kafka_comes_back(scene):
+                rows_pile_up(scene)
             rows_flow(scene, 200)
+        scene.kafka.kill()
+        with kafka_comes_back(scene):
+            rows_pile_up(scene)
+            assert scene.daemon.terminate(75) == 0
+            assert "next start resumes from the checkpoint" in scene.daemon.run.log_text()
         scene.workload.stop()
+        scene.daemon.start()
         scene.catch_up()
         assert scene.daemon.terminate() == 0
     if mode == "exactly_once":
@@ -180,52 +210,6 @@ def test_ready_means_that_changes_become_durable(frail_scene: Scene) -> None:
     log = scene.daemon.run.log_text()
     # On a machine under load the first commits may take that long as well.
     assert log.count("Kafka stands still") == log.count("Kafka is back") >= 1
-    scene.check()
-
-
-def test_kafka_is_away_at_the_start(frail_scene: Scene) -> None:
-    scene = frail_scene
-    scene.workload.create(200)
-    scene.kafka.stop()
-    try:
-        scene.daemon.start()
-        scene.daemon.wait_until("it waits for Kafka", lambda status: status["state"] == "waiting for kafka" and status["error"])
-        assert "kafka doesn't answer yet" in scene.daemon.run.log_text(), "it is told before the daemon gives the first try up"
-    finally:
-        scene.kafka.start()
-    scene.daemon.wait_until_streaming()
-    scene.run_workload()
-    scene.catch_up()
-    scene.check()
-
-
-def test_terminated_while_kafka_is_away(frail_scene: Scene) -> None:
-    """Before it ever answered, and in mid-stream: both end with 0, and the next start goes on."""
-    scene = frail_scene
-    scene.daemon.settings["kafka"]["stop_timeout_ms"] = 3_000
-    scene.workload.create(200)
-    scene.kafka.stop()
-    try:
-        scene.daemon.start()
-        scene.daemon.wait_until("it waits for Kafka", lambda status: status["state"] == "waiting for kafka")
-        assert scene.daemon.terminate(20) == 0
-    finally:
-        scene.kafka.start()
-    scene.workload.start(pause=0.01, rows_max=300)
-    scene.daemon.start()
-    rows_flow(scene, 300)
-    scene.kafka.kill()
-    try:
-        scene.daemon.wait_until(
-            "the rows pile up", lambda status: status["position"]["received"] != status["position"]["checkpoint"]
-        )
-        assert scene.daemon.terminate(75) == 0
-        assert "next start resumes from the checkpoint" in scene.daemon.run.log_text()
-    finally:
-        scene.kafka.start()
-    scene.workload.stop()
-    scene.daemon.start()
-    scene.catch_up()
     scene.check()
 
 
