@@ -23,7 +23,7 @@ from tests.live.topics import Look, TopicReader
 from tests.live.waiting import PATIENCE_SECONDS, wait_for
 from tests.live.workload import Workload
 
-_LOOK_PAUSE_SECONDS = 0.02
+_LOOK_PAUSE_SECONDS = 0.05
 
 
 @dataclass

@@ -53,14 +53,14 @@ def kill_again_and_again(
 @pytest.mark.parametrize(
     "kill_count",
     [
-        pytest.param(4, id="short"),
+        pytest.param(3, id="short"),
         pytest.param(20, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
     ],
 )
 def test_killed_at_random_moments(scene: Scene, kill_count: int, seed: int) -> None:
     chance = random.Random(seed)
-    scene.workload.create(SNAPSHOT_ROWS)
-    scene.workload.start(pause=0.01, rows_max=500)
+    scene.workload.create(SNAPSHOT_ROWS // 4)
+    scene.workload.start(pause=0.02, rows_max=500)
     reader = scene.reader()
     with Watcher(scene.reader()) as watcher:
         kill_again_and_again(scene, chance, kill_count, lambda: scene.check_whole_while_dead(reader))
@@ -80,7 +80,8 @@ def test_killed_at_random_moments_at_least_once(scene: Scene, seed: int) -> None
     assert max(scene.check_as_promised().values()) > 1, "none of the kills made anything come again"
 
 
-@pytest.mark.parametrize("end", ["kill", "cut", pytest.param("terminate", marks=pytest.mark.soak)])
+@pytest.mark.one_of_these
+@pytest.mark.parametrize("end", ["kill", "cut", "terminate"])
 def test_snapshot_that_is_interrupted_is_taken_again(scene: Scene, end: str, seed: int) -> None:
     chance = random.Random(seed)
     scene.workload.create(SNAPSHOT_ROWS)

@@ -14,7 +14,7 @@ from tests.live.waiting import wait_for
 @pytest.mark.parametrize(
     "cut_count",
     [
-        pytest.param(8, id="short"),
+        pytest.param(5, id="short"),
         pytest.param(100, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
     ],
 )
@@ -51,7 +51,7 @@ def test_silent_master_is_left_and_found_again(scene: Scene, seed: int) -> None:
     scene.workload.create(500)
     proxy = scene.proxy(lambda: next(courses, Straight()))
     scene.daemon.settings["source"]["replication_timeout_ms"] = 150  # a tenth of the allowed silence
-    scene.workload.start()
+    scene.workload.start(pause=0.01)
     scene.daemon.start()
     assert stall.has_stalled.wait(60)
     wait_for("another connection", lambda: proxy.connection_count > 1)
