@@ -57,20 +57,44 @@ def compiled() -> str:
     return folder
 
 
+class Judge:
+    """The program, which answers as many questions as it is asked: its start takes far longer than they do."""
+
+    def __init__(self, registry: str, key: Format, value: Format) -> None:
+        classes = os.pathsep.join([compiled(), class_path(DEBEZIUM)])
+        command = [java_command(), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", classes, PROGRAM.stem]
+        self._log = Path(compiled()) / f"{key}-{value}.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, key, value, registry], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, bufsize=1
+            )
+        atexit.register(self._process.kill)
+
+    def __call__(self, message: Any) -> dict[str, Any]:
+        """What it says of a message. Raises AssertionError if the message was too much for it."""
+        topic, key, value = message
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{topic}\t{_shown(key)}\t{_shown(value)}\n")
+        for line in self._process.stdout:
+            if line.startswith("{"):
+                found: dict[str, Any] = json.loads(line)
+                return found
+        judge.cache_clear()
+        raise AssertionError(f"the program ended with {self._process.wait(60)}: {self._log.read_text()[-3000:]}")
+
+
+judge = functools.cache(Judge)
+
+
+def _shown(data: bytes | None) -> str:
+    return "-" if data is None else base64.b64encode(data).decode()
+
+
 def judged(messages: list[Any], registry: Registry, key: Format, value: Format) -> list[dict[str, Any]]:
     """What the program says of each message."""
-
-    def shown(data: bytes | None) -> str:
-        return "-" if data is None else base64.b64encode(data).decode()
-
-    text = "".join(f"{topic}\t{shown(one_key)}\t{shown(one)}\n" for topic, one_key, one in messages)
-    classes = os.pathsep.join([compiled(), class_path(DEBEZIUM)])
-    command = [java_command(), "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp", classes, PROGRAM.stem]
-    outcome = subprocess.run(
-        [*command, key, value, registry.own_url], input=text, capture_output=True, text=True, timeout=200, check=False
-    )
-    assert outcome.returncode == 0, outcome.stderr[-3000:]
-    return [json.loads(line) for line in outcome.stdout.splitlines() if line.startswith("{")]
+    one = judge(registry.own_url, key, value)
+    return [one(message) for message in messages]
 
 
 class RegistryIds(Ids):
