@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
@@ -29,10 +29,22 @@ from tests import chosen, starvation
 from tests.fakes import profiles
 from tests.fakes.golden import golden_fixture
 
+if TYPE_CHECKING:
+    from tests.live.spark_java import SparkJava
+
 __all__ = ["golden_fixture"]
 
 _SEED = pytest.StashKey[int]()
-_SHARED_FIXTURES = ("spark", "kafka_cluster", "secured_kafka", "frail_kafka", "strict_kafka", "opensearch", "registry")
+_SHARED_FIXTURES = (
+    "spark",
+    "spark_java",
+    "kafka_cluster",
+    "secured_kafka",
+    "frail_kafka",
+    "strict_kafka",
+    "opensearch",
+    "registry",
+)
 """Servers that cost so much to start, or that tests damage so much, that all tests of each run in one process (Spark's in two).
 The `kafka` of most tests isn't among them: each process has its own."""
 _GROUPS = {"opensearch": "spark"}
@@ -249,6 +261,16 @@ def opensearch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSearch]
     """The one node of the session: use indexes of your own, and leave it running."""
     with local_servers(tmp_path_factory.mktemp("opensearch")) as started:
         yield started.start_opensearch()
+
+
+@pytest.fixture(scope="session")
+def spark_java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkJava]:
+    """The one JVM for programs that the tests start, and that use Spark one after the other."""
+    from tests.live.spark_java import SparkJava  # pyspark takes half a second to import, in each process
+
+    started = SparkJava(tmp_path_factory.mktemp("spark-java") / "log")
+    yield started
+    started.close()
 
 
 @pytest.fixture(scope="session")

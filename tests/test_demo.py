@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from setuptools import find_packages  # type: ignore[import-untyped] # it has no types
@@ -13,14 +15,32 @@ from setuptools import find_packages  # type: ignore[import-untyped] # it has no
 from cdc import cli
 from cdc.local import demo
 
+if TYPE_CHECKING:
+    from tests.live.spark_java import SparkJava
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.live
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_demo_ends_well_and_says_that_all_rows_are_equal() -> None:
-    done = subprocess.run([sys.executable, "-m", "cdc", "demo"], capture_output=True, text=True, check=False)
+def test_demo_ends_well_and_says_that_all_rows_are_equal(spark_java: SparkJava) -> None:
+    """With less work, and a JVM that other tests have used; `make demo` waits for eight seconds of work, and for a new one."""
+    briefly = "import sys; from cdc import cli; from cdc.local import demo; demo.WORK_SECONDS = 2; sys.exit(cli.main(['demo']))"
+    with spark_java.program() as environment:
+        check([sys.executable, "-c", briefly], environment)
+
+
+@pytest.mark.soak
+@pytest.mark.live
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_the_demo_of_a_user() -> None:
+    check([sys.executable, "-m", "cdc", "demo"], {})
+
+
+def check(command: list[str], environment: dict[str, str]) -> None:
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for space in ("accounts", "orders"):
         assert f"{space}: all " in done.stdout

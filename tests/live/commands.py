@@ -54,7 +54,7 @@ class Reader:
         consumer = tools / "kafka-console-consumer.sh"
         consumer.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, console_consumer.__file__])} "$@"\n')
         consumer.chmod(0o755)
-        self._environment = {
+        self.environment = {
             **environment,
             **spark_environment(),
             JARS_DIRECTORY_VARIABLE: str(jars.jar_folder(jars.SPARK)),
@@ -72,7 +72,7 @@ class Reader:
         done = subprocess.run(
             ["bash", "-c", self.text(command)],
             cwd=self.folder,
-            env={**os.environ, **self._environment},
+            env={**os.environ, **self.environment},
             capture_output=True,
             text=True,
             check=False,
@@ -90,5 +90,5 @@ class Reader:
             ["bash", "-c", self.text(command)],
             log_file=self.folder / f"{Path(name[1]).name}.log",
             working_directory=self.folder,
-            environment=self._environment,
+            environment=self.environment,
         )

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -21,6 +21,9 @@ from cdc.local.ports import free_port
 from cdc.local.process import ChildProcess
 from tests.live.commands import PAGES, ROOT, Reader, blocks, commands
 from tests.live.waiting import wait_for
+
+if TYPE_CHECKING:
+    from tests.live.spark_java import SparkJava
 
 README, OPERATIONS, SPARK = (ROOT / name for name in ("README.md", "docs/operations.md", "docs/spark.md"))
 INSTALL = "python3 -m venv .venv && .venv/bin/pip install ."
@@ -75,7 +78,7 @@ def _as_anywhere(text: str) -> str:
 @pytest.mark.live
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-def test_the_readme_from_its_configuration_to_a_table(reader: Reader, tarantool: TarantoolServer) -> None:
+def test_the_readme_from_its_configuration_to_a_table(reader: Reader, tarantool: TarantoolServer, spark_java: SparkJava) -> None:
     change, example = blocks(README, "lua")[0], json.loads(blocks(README, "json")[0])
     (reader.folder / "cdc.toml").write_text(reader.text(blocks(README, "toml")[0]))
     said = _as_anywhere(reader.run(of(README, "cdc check")))
@@ -86,8 +89,11 @@ def test_the_readme_from_its_configuration_to_a_table(reader: Reader, tarantool:
         with running(reader, of(README, "console-consumer")) as consumer:
             event = wait_for("the change's event", lambda: _event(consumer.log_text(), "u"), 120)
             assert '{"id":1}\t{"op":"u"' in consumer.log_text()
-        reader.run(of(README, "spark_jobs current"))
-        (row,) = map(json.loads, reader.run(of(README, "spark_jobs.show")).splitlines())
+        with spark_java.program() as environment:
+            reader.environment |= environment
+            reader.run(of(README, "spark_jobs current"))
+        with spark_java.program():
+            (row,) = map(json.loads, reader.run(of(README, "spark_jobs.show")).splitlines())
         assert daemon.terminate() == 0
     assert event is not None
     _has_the_form_of(event, json.loads(reader.text(json.dumps(example))))
