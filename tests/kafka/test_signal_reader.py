@@ -113,7 +113,8 @@ class Ground:
 
 @pytest.fixture
 def ground(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
-    for name, seconds in (("_POLL_SECONDS", 0.01), ("_AGAIN_SECONDS", 0.01), ("_LOOK_SECONDS", 0.05)):
+    given = {"_POLL_SECONDS": 0.01, "_AGAIN_SECONDS": 0.01, "_LOOK_SECONDS": 0.05, "_ANSWER_SECONDS": 0.3}
+    for name, seconds in given.items():
         monkeypatch.setattr(signal_reader, name, seconds)
     ground = Ground()
     yield ground

@@ -28,6 +28,13 @@ from tests.log.test_log import CONFIGURATION
 
 ENDS_SECONDS = 30
 """Far below what a process manager grants."""
+COMMAND = [
+    sys.executable,
+    "-c",
+    "import sys; from cdc import cli; from cdc.kafka import topic_admin; "
+    "topic_admin.ADMIN_TIMEOUT_SECONDS = topic_admin._LOGIN_SECONDS = 0.3; sys.exit(cli.main())",
+]
+"""`tarantool-cdc`. It sees that it is to end when its question to Kafka does, after ten seconds; here after less."""
 
 
 def status(port: int) -> dict[str, Any] | None:
@@ -48,7 +55,7 @@ class Run:
         self.port = port or free_port()
         file = directory / "shop.toml"
         file.write_text(CONFIGURATION % (self.port, style))
-        command = [*wrapped, sys.executable, "-m", "cdc", "run", "--config", str(file)]
+        command = [*wrapped, *COMMAND, "run", "--config", str(file)]
         options.setdefault("start_new_session", True)
         self.process = subprocess.Popen(
             command, stderr=stderr, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, cwd=directory, **options
