@@ -27,7 +27,7 @@ SAME_ON_BOTH_PATHS := $(patsubst %,tests/stream/%.py,test_ledger commits/test_ba
 ROW_PATH_TESTS := tests/stream tests/images tests/protocol tests/sources $(SAME_ON_BOTH_PATHS:%=--ignore=%)
 PYTHON_PATH = TARANTOOL_CDC_PURE=1 $(PYTEST:.xml=-python.xml) $(ROW_PATH_TESTS) --numprocesses=2 --budget=0.1
 
-.PHONY: help setup demo check check-newest check-native test coverage soak bench lint lock wheel spark-zip system clean
+.PHONY: help setup demo check check-newest check-native native compiled test coverage soak bench lint lock wheel spark-zip system clean
 
 help:
 	@echo 'make setup   install what is missing: system packages, .venv, the jars of Kafka and Spark, OpenSearch'
@@ -48,15 +48,19 @@ setup: system $(STAMPS)/packages $(STAMPS)/project $(STAMPS)/jars
 demo: setup
 	$(BIN)/tarantool-cdc demo
 
+# What is checked of the sources, without running them.
+STATIC := lint check-native
+
 # Checks without servers, to be run after each change.
-check: setup lint check-native
+check: setup $(STATIC)
 	$(PYTEST) -m 'not live and not spark and not soak' --numprocesses=2 --budget=0.2
 	$(PYTHON_PATH)
 
-# `make check` by the newest Python that is supported, in a virtual environment of its own, if the system has that Python.
+# `make check` by the newest Python that is supported, in a virtual environment of its own, if the system has that Python. ruff, mypy
+# and cargo say the same whatever Python runs them (mypy checks for the oldest one), so only the compiler's warnings remain.
 NEWEST := python3.13
 check-newest:
-	@if $(NEWEST) --version >/dev/null 2>&1; then $(MAKE) check PYTHON=$(NEWEST) VENV=.venv-newest; \
+	@if $(NEWEST) --version >/dev/null 2>&1; then $(MAKE) check PYTHON=$(NEWEST) VENV=.venv-newest STATIC="compiled native"; \
 	else echo 'This system has no $(NEWEST): not checked.'; fi
 
 # Four processes, as most tests wait for their servers most of the time.
@@ -66,13 +70,15 @@ test: setup lint check-native $(STAMPS)/clickhouse
 
 # Checks of the compiled row path. Some systems' cargo packages lack clippy or rustfmt; a missing tool is skipped. With the profile
 # and the Python of the module's build, clippy reuses most of the compiled dependencies.
-check-native: setup
+check-native: native
 	export PYO3_PYTHON=$(CURDIR)/$(BIN)/python; \
 	cd cdc/native; \
 	for tool in 'fmt --check' 'clippy --release --locked --all-targets -- -D warnings'; do \
 	  if cargo $${tool%% *} --version >/dev/null 2>&1; then cargo $$tool; else echo "cargo has no $${tool%% *}: not checked"; fi; \
 	done; \
 	cargo test --locked --quiet --no-default-features
+
+native: setup
 	$(BIN)/python -c 'from cdc import native; assert native.ROW_PATH == "native", native.REASON'
 
 # Coverage of the tests without servers, on both row paths. Each process writes a file; the files are combined at the end.
@@ -92,11 +98,13 @@ soak: setup
 bench: setup
 	$(BIN)/python -m tests.bench
 
-lint: system $(STAMPS)/packages
+lint: compiled
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/python -W error -m compileall -q -f cdc spark_jobs tests
 	$(BIN)/mypy
+
+compiled: system $(STAMPS)/packages
+	$(BIN)/python -W error -m compileall -q -f cdc spark_jobs tests
 
 # Checks for programs rather than package names, as a server from another source is fine, too.
 system:
