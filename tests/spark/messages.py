@@ -26,6 +26,9 @@ RECORD_COLUMNS = {
     "timestampType": "int",
 }
 
+Place = tuple[str, int, int]
+"""Where a record is: topic, partition and offset."""
+
 COLUMNS = (("id", "unsigned"), ("name", "string"), ("balance", "number"))
 
 
@@ -44,17 +47,27 @@ class FakeTopics:
 
     session: SparkSession
     messages: dict[tuple[str, int], list[Message]] = field(default_factory=dict)
-    taken: set[tuple[str, int, int]] = field(default_factory=set)
+    taken: set[Place] = field(default_factory=set)
 
-    def send(self, *messages: Message) -> DataFrame:
-        """Append messages, each key to its partition and one without key to all; the frame of what was appended."""
-        rows = []
+    def append(self, *messages: Message) -> list[Place]:
+        """Append messages, each key to its partition and one without key to all; the places of what was appended."""
+        places = []
         for message in messages:
             for partition in self._partitions(message):
                 log = self.messages.setdefault((message.topic, partition), [])
                 log.append(message)
-                rows.append(_row(message, partition, len(log) - 1))
-        return self._frame(rows)
+                places.append((message.topic, partition, len(log) - 1))
+        return places
+
+    def send(self, *messages: Message) -> DataFrame:
+        """Append messages; the frame of what was appended."""
+        return self.at(self.append(*messages))
+
+    def at(self, places: Iterable[Place]) -> DataFrame:
+        """The records at these places."""
+        return self._frame(
+            [_row(self.messages[topic, partition][offset], partition, offset) for topic, partition, offset in places]
+        )
 
     def read(self, topic: str) -> DataFrame:
         """All that a topic holds."""
@@ -62,13 +75,7 @@ class FakeTopics:
 
     def slice(self, ranges: Mapping[tuple[str, int], tuple[int, int]]) -> DataFrame:
         """Ranges of offsets of partitions, as a micro-batch has them."""
-        return self._frame(
-            [
-                _row(self.messages[topic, partition][offset], partition, offset)
-                for (topic, partition), (start, end) in ranges.items()
-                for offset in range(start, end)
-            ]
-        )
+        return self.at((*place, offset) for place, (start, end) in ranges.items() for offset in range(start, end))
 
     def ends(self, kinds: Sequence[str] = ()) -> Ends:
         """As `Positions.ends`."""
@@ -261,9 +268,17 @@ def schema(
     return Message(f"{PREFIX}.schema", compact({"space_id": space_id, "schema_version": version}), compact(value))
 
 
-def snapshot(status: str, seq: int, *, snapshot_id: str = "2", spaces: Sequence[str] = ("users",), sweep_seq: int = 0) -> Message:
+def snapshot(
+    status: str,
+    seq: int,
+    *,
+    snapshot_id: str = "2",
+    spaces: Sequence[str] = ("users",),
+    space_id: int = SPACE_ID,
+    sweep_seq: int = 0,
+) -> Message:
     """The start or the end of a snapshot."""
     value: dict[str, Any] = {"snapshot_id": snapshot_id, "status": status, "vclock": {"1": 9}, "seq": seq}
     if status == "COMPLETED":
-        value["spaces"] = [{"space": space, "space_id": SPACE_ID, "rows": 1, "sweep_seq": sweep_seq} for space in spaces]
+        value["spaces"] = [{"space": space, "space_id": space_id, "rows": 1, "sweep_seq": sweep_seq} for space in spaces]
     return Message(f"{PREFIX}.snapshot", compact({"snapshot_id": snapshot_id}), compact({**value, "ts_ms": 1}))
