@@ -1,15 +1,17 @@
 """The contents of the control topics: the forms of spaces, and the completed snapshots.
 
 They are kept beside the table of events, in `_control`, so that readers of the lake need no Kafka. Both topics are small. The job
-writes all of their records again whenever a topic has new ones.
+writes all of their records again whenever a topic has new ones. A start without new ones writes nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract.control_topics import Completed, completed, started
@@ -48,8 +50,25 @@ class Control:
         return max((sweep.up_to for ended in known for sweep in ended.sweeps if sweep.space_id == space_id), default=-1)
 
 
-_READ: Final[dict[str, tuple[tuple[str, int], Control]]] = {}
-"""Cache of each table's contents, with the version that was read. The tables change rarely, but are read often."""
+Record = tuple[str, int, str]
+"""Kind, position in the topic, and value."""
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A version of a table, with its records in order."""
+
+    identity: tuple[str, int]
+    records: list[Record]
+
+    @cached_property
+    def control(self) -> Control:
+        """What the records say. Raises JobError for one that isn't a record of its topic."""
+        return Control(*([value for found, _, value in self.records if found == kind] for kind in KINDS))
+
+
+_READ: Final[dict[str, _Read]] = {}
+"""Cache of each table's contents. The tables change rarely, but are read often."""
 
 
 class ControlTable:
@@ -60,25 +79,30 @@ class ControlTable:
         self._session = session
         self.path = f"{changes_path}/_control"
 
-    def write(self, records: Iterable[tuple[str, int, str]]) -> None:
-        """Replace the table's records with these (kind, position in the topic, value)."""
-        frame = self._session.createDataFrame(list(records), _COLUMNS)
+    def write(self, records: Iterable[Record]) -> None:
+        """Replace the table's records with these, unless it has just these."""
+        new = sorted(records)
+        if (known := self._read()) is not None and known.records == new:
+            return
+        frame = self._session.createDataFrame(new, _COLUMNS)
         frame.coalesce(1).write.format("delta").mode("overwrite").save(self.path)
 
     def read(self) -> Control:
         """Return the contents of the control topics. Raises JobError."""
+        known = self._read()
+        return Control((), ()) if known is None else known.control
+
+    def _read(self) -> _Read | None:
+        """Return the table's present contents; None if there is no table."""
         state = delta_log.state(self._session, self.path)
         if state is None:
-            return Control((), ())
+            return None
         known = _READ.get(self.path)
-        if known is None or known[0] != state.identity:
+        if known is None or known.identity != state.identity:
             rows = tables.read(interpreting(self._session), self.path, state.version).collect()
-            known = _READ[self.path] = state.identity, Control(*(_values(rows, kind) for kind in KINDS))
-        return known[1]
-
-
-def _values(rows: Sequence[Row], kind: str) -> list[str]:
-    return [row["value"] for row in sorted(rows, key=lambda row: int(row["position"])) if row["kind"] == kind]
+            records = sorted((row["kind"], row["position"], row["value"]) for row in rows)
+            known = _READ[self.path] = _Read(state.identity, records)
+        return known
 
 
 def without_control(records: DataFrame, topics: Topics) -> DataFrame:

@@ -44,6 +44,8 @@ def test_every_event_becomes_one_row_whatever_is_repeated(spark: SparkSession, t
     control = ControlTable(spark, path).read()
     assert control.forms.names() == {"users"}
     assert [ended.seq for ended in control.completed] == [4]
+    # A start that finds no new control records writes none.
+    assert len(list((tmp_path / "_control" / "_delta_log").glob("*.json"))) == 1
     # A lost checkpoint: another query reads all from the beginning.
     everything = topics.read("shop.users").union(topics.send(put("c", {"id": 3}, 5)))
     ChangesSink(spark, TOPICS, path, topics).write(everything, 0, "another query")
