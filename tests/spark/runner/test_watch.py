@@ -25,7 +25,7 @@ from spark_jobs.runner.job import Job, Sink
 from spark_jobs.runner.own_topics import OwnTopics
 from spark_jobs.runner.progress import Batch
 from spark_jobs.runner.report import Log
-from spark_jobs.runner.watch import Gate
+from spark_jobs.runner.watch import Gate, last_step
 from tests.spark.messages import put
 
 pytestmark = pytest.mark.spark
@@ -200,14 +200,49 @@ def test_a_batch_that_fails_while_the_job_stops_is_an_error_and_so_is_what_fails
     assert [path.name for path in (tmp_path / "checkpoint" / "commits").glob("[0-9]*")] == ["0"]
 
 
+@pytest.mark.usefixtures("spark")
 def test_a_signal_ends_the_work_behind_the_last_batch_and_the_next_start_does_it(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "0").write_text("x\n")
     job = Scripted(tmp_path / "files")
     monkeypatch.setitem(run.JOBS, "scripted", job)
     arguments = ["scripted", "--bootstrap-servers", "k:9092", "--prefix", "shop", "--checkpoint", str(tmp_path / "checkpoint")]
+    order: list[str] = []
+    is_closed = threading.Event()
+
+    def close() -> None:
+        order.append("closed")
+        is_closed.set()
+
+    def canceled() -> int:
+        kill()
+        assert is_closed.wait(60)
+        raise CancelledError
+
+    def finish() -> int:
+        order.append("finished")
+        return 1
+
+    monkeypatch.setattr(job, "close", close)
+    # A signal closes the sink, which ends its work beside Spark.
+    job.last = canceled
+    assert (run.main([*arguments, "--available-now"]), job.done) == (0, [(0, 1)])
+    assert capsys.readouterr().err.endswith(CANCELED)
+    # Otherwise it is closed after this work.
+    order.clear()
+    job.last = finish
+    assert (run.main([*arguments, "--available-now"]), job.done) == (1, [(0, 1)])
+    assert order == ["finished", "closed"]
+
+
+CANCELED = "Stopping: the work after the last batch is canceled. The next start does it.\n"
+
+
+def test_work_behind_the_last_batch_ends_by_a_signal_whatever_spark_is_at(
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
+) -> None:
     stopping = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = [signal.getsignal(number) for number in stopping]
 
@@ -216,49 +251,21 @@ def test_a_signal_ends_the_work_behind_the_last_batch_and_the_next_start_does_it
         while True:
             spark.range(1 << 50).where("id < 0").count()
 
-    job.last = forever
-    assert (run.main([*arguments, "--available-now"]), job.done) == (0, [(0, 1)])
-    assert capsys.readouterr().err.endswith("Stopping: the work after the last batch is canceled. The next start does it.\n")
+    assert last_step(spark, forever) is None
+    assert capsys.readouterr().err == CANCELED
     assert [signal.getsignal(number) for number in stopping] == handlers
 
     def fails() -> int:
         kill()
         raise JobError("The index is full.")
 
-    # An error that isn't the cancellation is reported, signal or not; a signal that comes too late changes nothing.
-    job.last = fails
-    assert run.main([*arguments, "--available-now"]) == 1
-    assert capsys.readouterr().err.endswith("scripted: The index is full.\n")
+    # An error that isn't the cancellation is one, signal or not; a signal that comes too late changes nothing.
+    with pytest.raises(JobError, match="The index is full"):
+        last_step(spark, fails)
 
     def found() -> int:
         kill()
         return 1
 
-    job.last = found
-    assert run.main([*arguments, "--available-now"]) == 1
-    assert job.done == [(0, 1)]
-
-    # The sink is closed after this work. A signal closes it earlier, which ends its work beside Spark.
-    order: list[str] = []
-    is_closed = threading.Event()
-
-    def close() -> None:
-        order.append("closed")
-        is_closed.set()
-
-    def finish() -> int:
-        order.append("finished")
-        return 0
-
-    def canceled() -> int:
-        is_closed.clear()
-        kill()
-        assert is_closed.wait(60)
-        raise CancelledError
-
-    monkeypatch.setattr(job, "close", close)
-    job.last = finish
-    assert run.main([*arguments, "--available-now"]) == 0
-    assert order == ["finished", "closed"]
-    job.last = canceled
-    assert run.main([*arguments, "--available-now"]) == 0
+    assert last_step(spark, found) == 1
+    assert [signal.getsignal(number) for number in stopping] == handlers
