@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ from spark_jobs.lake.fresh_view import FreshView
 from spark_jobs.lake.fresh_views import FreshViews
 from spark_jobs.lake.lake import Lake, lake_folder
 from spark_jobs.runner.registered import Names
-from tests.spark.messages import COLUMNS, FakeTopics, Message, delete, event, put, schema, snapshot, truncate, update
+from tests.spark.messages import COLUMNS, SPACE_ID, FakeTopics, Message, Place, delete, put, schema, truncate
 from tests.spark.sinks import current_sink
+from tests.spark.stories import Space, Story, side_by_side
 
 pytestmark = pytest.mark.spark
 
@@ -98,8 +100,9 @@ def job(spark: SparkSession, tmp_path: Path) -> Job:
 class Shop:
     """A space that changes at random, with the rows after each seq as lists of values, worked out in the plainest way."""
 
-    def __init__(self, chance: random.Random) -> None:
+    def __init__(self, chance: random.Random, space: Space) -> None:
         self.chance = chance
+        self.space = space
         self.columns: tuple[tuple[str, str], ...] = COLUMNS
         self.key: tuple[str, ...] = ("id",)
         self.version = 1
@@ -112,15 +115,20 @@ class Shop:
         """Changes of a few rows."""
         return [self._done(self._change()) for _ in range(count)]
 
+    def go_on_from(self, seq: int) -> None:
+        """Leave out seqs, which are those of other spaces."""
+        self.history[seq] = self.history[self.seq]
+        self.seq = seq
+
     def form(self, columns: tuple[tuple[str, str], ...], key: tuple[str, ...] = ("id",)) -> Message:
         """Another form."""
         self.columns, self.key, self.version = columns, key, self.version + 1
-        return schema(self.seq, version=self.version, columns=columns, key=key)
+        return self.space.schema(self.seq, version=self.version, columns=columns, key=key)
 
     def snapshot(self) -> list[Message]:
         """A snapshot that finds some of the rows, and sweeps the others."""
         before = self.seq
-        sent = [snapshot("STARTED", before, snapshot_id=f"{before}")]
+        sent = [self.space.snapshot("STARTED", before, snapshot_id=f"{before}")]
         kept = {number: row for number, row in self.rows.items() if self.chance.random() < 0.6}
         for number in kept:
             self.seq += 1
@@ -128,20 +136,23 @@ class Shop:
             self.versions[self.seq] = self.version
         self.rows = kept
         self.history[self.seq] = self._shown()
-        return [*sent, snapshot("COMPLETED", self.seq, snapshot_id=f"{before}", sweep_seq=before)]
+        return [*sent, self.space.snapshot("COMPLETED", self.seq, snapshot_id=f"{before}", sweep_seq=before)]
 
     def again(self, columns: tuple[tuple[str, str], ...], key: tuple[str, ...]) -> list[Message]:
         """Another primary key, with images: all rows come again after a truncation."""
         sent, rows = [self.form(columns, key)], self.rows
         self.rows = {}
         self.seq += 1
-        sent += [self._done(truncate(self.seq, version=self.version)), snapshot("STARTED", self.seq, snapshot_id=f"{self.seq}")]
+        sent += [
+            self._done(self.space.truncate(self.seq, version=self.version)),
+            self.space.snapshot("STARTED", self.seq, snapshot_id=f"{self.seq}"),
+        ]
         began = self.seq
         for number, row in rows.items():
             self.seq += 1
             self.rows[number] = row
             sent.append(self._done(self._put("r", number)))
-        return [*sent, snapshot("COMPLETED", self.seq, snapshot_id=f"{began}")]
+        return [*sent, self.space.snapshot("COMPLETED", self.seq, snapshot_id=f"{began}")]
 
     def expected(self, view: FreshView) -> dict[str, list[Any]]:
         """The rows that a view must show: those before the first event that it can't apply."""
@@ -155,18 +166,18 @@ class Shop:
         kind = self.chance.choice(("put", "put", "put", "delete", "truncate" if self.chance.random() < 0.2 else "put"))
         if kind == "truncate":
             self.rows.clear()
-            return truncate(self.seq, version=self.version)
+            return self.space.truncate(self.seq, version=self.version)
         if kind == "delete" and number in self.rows:
             key = self._key(number)
             del self.rows[number]
-            return event("d", key, self.seq, {}, version=self.version)
+            return self.space.event("d", key, self.seq, {}, version=self.version)
         self.rows[number] = [number, f"n{number}", self.seq, f"c{self.seq}"][: len(self.columns)]
         return self._put("u", number)
 
     def _put(self, op: str, number: int) -> Message:
         names = [name for name, _ in self.columns]
         row = dict(zip(names, self.rows[number], strict=False))
-        return event(op, self._key(number), self.seq, {"after": row}, version=self.version)
+        return self.space.event(op, self._key(number), self.seq, {"after": row}, version=self.version)
 
     def _key(self, number: int) -> Row:
         row = dict(zip([name for name, _ in self.columns], self.rows[number], strict=False))
@@ -208,7 +219,7 @@ LONG = ("", "snapshot", "", "longer", "renamed", "", "snapshot", "rekeyed", "")
 def test_a_view_is_right_whenever_it_was_made(job: Job, seed: int, steps: tuple[str, ...]) -> None:
     """With merges in between, and fields that are added and renamed, another key, truncations, and sweeps."""
     chance = random.Random(seed)
-    shop = Shop(chance)
+    shop = Shop(chance, Space(job.topics, "users", SPACE_ID))
     job.send(schema(0), *shop.messages(6))
     views = [job.view()]
     for number, step in enumerate(steps, 1):
@@ -225,8 +236,9 @@ def test_a_view_is_right_whenever_it_was_made(job: Job, seed: int, steps: tuple[
         job.send(*sent, merges=chance.random() < 0.5)
         newest = job.view()
         views.append(newest)
-        # Every time the newest one and an old one; at the end, all.
-        for view in {newest, chance.choice(views)} if number < len(steps) else set(views):
+        # Every time the newest one, and an old one where there is time for it; at the end, all.
+        some = {newest} if steps is SHORT else {newest, chance.choice(views)}
+        for view in some if number < len(steps) else set(views):
             found = job.seen(view)
             assert shown(view, found) == shop.expected(view)
             if view is newest and shop.expected(view) is shop.history[shop.seq]:
@@ -235,36 +247,55 @@ def test_a_view_is_right_whenever_it_was_made(job: Job, seed: int, steps: tuple[
     assert len({view.version for view in views}) > 3
 
 
-def test_uneven_partitions_and_repeated_batches(job: Job) -> None:
+# Stories of spaces that share five batches. The first and the last one are merged. The second and the third one leave out
+# something, and with the fourth one everything has been read.
+
+MERGED = (True, False, False, False, True)
+
+
+def uneven_partitions_and_repeated_batches(job: Job, space: Space) -> Story:
     """What has been read of which partition is shown, as by `read_current`."""
-    shop = Shop(random.Random(4))
-    job.send(schema(0), *shop.messages(3), merges=True)
-    views = [job.view()]
-    sent = job.topics.send(*shop.messages(12), *shop.snapshot())
-    for batch in (sent.where("partition = 1 or topic = 'shop.snapshot'"), sent.where("partition = 0 and offset < 5"), sent):
-        job.take(batch, merges=False)
-        views.append(job.view())
-        newest = job.newest()
+    shop = Shop(random.Random(4), space)
+    yield job.topics.append(space.schema(0), *shop.messages(3))
+    views = {job.view(space.name)}
+    shop.go_on_from(100)
+    sent = job.topics.append(*shop.messages(12), *shop.snapshot())
+    some = [place for place in sent if place[1] == 1 or place[0] == "shop.snapshot"]
+    for batch in (some, [place for place in sent if place[1] == 0 and place[2] < 5], sent):
+        yield batch
+        views.add(job.view(space.name))
+        newest = job.newest(space.name)
         for view in views:
-            assert job.seen(view) == newest
-    assert shown(views[0], job.seen(views[0])) == shop.history[shop.seq]
+            found = job.seen(view)
+            assert found == newest
+    assert shown(view, found) == shop.history[shop.seq]
 
 
-def test_a_patch_stops_the_view_until_it_is_merged(job: Job) -> None:
-    job.send(schema(0), put("c", {"id": 1, "name": "a", "balance": 1}, 1), put("c", {"id": 2, "name": "b"}, 2), merges=True)
+def a_patch_that_stops_the_view_until_it_is_merged(job: Job, space: Space) -> Story:
+    rows = space.put("c", {"id": 1, "name": "a", "balance": 1}, 1), space.put("c", {"id": 2, "name": "b"}, 2)
+    yield job.topics.append(space.schema(0), *rows)
     plus = [{"op": "+", "field": "balance", "value": 1}]
-    job.send(put("u", {"id": 2, "name": "B"}, 3), update(1, plus, 4), delete(2, 5), truncate(6), put("c", {"id": 3}, 7))
-    before, text = job.view(), {'{"id":1}': '{"id":1,"name":"a","balance":1}', '{"id":2}': '{"id":2,"name":"B"}'}
+    yield job.topics.append(
+        space.put("u", {"id": 2, "name": "B"}, 101),
+        space.update(1, plus, 102),
+        space.delete(2, 103),
+        space.truncate(104),
+        space.put("c", {"id": 3}, 105),
+    )
+    before, text = job.view(space.name), {'{"id":1}': '{"id":1,"name":"a","balance":1}', '{"id":2}': '{"id":2,"name":"B"}'}
     assert {key: row["_row"] for key, row in job.seen(before).items()} == text
-    job.send(delete(9, 8), merges=True)
-    assert job.seen(job.view()) == job.newest()
-    assert list(job.newest()) == ['{"id":3}']
-    assert {key: row["_row"] for key, row in job.seen(before).items()} == text
+    yield []
+    yield []
+    yield job.topics.append(space.delete(9, 401))
+    assert job.seen(job.view(space.name)) == job.newest(space.name)
+    assert list(job.newest(space.name)) == ['{"id":3}']
+    seen = job.seen(before)
+    assert {key: row["_row"] for key, row in seen.items()} == text
     # Without a table of removed events, as over the events of another job.
-    assert job.seen(dataclasses.replace(before, forgotten=None)) == job.seen(before)
+    assert job.seen(dataclasses.replace(before, forgotten=None)) == seen
 
 
-def test_values_of_every_type_and_names_of_every_kind(job: Job) -> None:
+def values_of_every_type_and_names_of_every_kind(job: Job, space: Space) -> Story:
     numbers, others = (
         ("integer", "double", "number", "decimal"),
         ("uuid", "varbinary", "datetime", "array", "map", "any", "scalar"),
@@ -278,21 +309,53 @@ def test_values_of_every_type_and_names_of_every_kind(job: Job) -> None:
     )
     odd = 'null,18446744073709551615,"NaN","0.000",null,"no"'
     named = [json.dumps(name) for name, _ in columns]
-    which: Row = {"space": "it's ${all} `\\", "space_id": 600}
-    for seq, texts in enumerate((values, odd), 1):
+    yield []
+    for seq, texts in ((101, values), (201, odd)):
         pairs = zip(named, [str(seq), *_split(texts)], strict=False)
         row = f"{{{','.join(f'{name}:{text}' for name, text in pairs)}}}"
-        message = event("c", {"id": seq}, seq, {"after": row}, **which)
-        job.send(*([schema(0, columns=columns, **which)] if seq == 1 else []), message)
-    view = job.view(which["space"])
+        message = space.event("c", {"id": seq}, seq, {"after": row})
+        yield job.topics.append(*([space.schema(0, columns=columns)] if seq == 101 else []), message)
+    view = job.view(space.name)
     assert view.merged == -1
-    found, current = job.seen(view), job.newest(which["space"])
+    found, current = job.seen(view), job.newest(space.name)
     assert {key: list(map(str, row.values())) for key, row in found.items()} == {
         key: list(map(str, row.values())) for key, row in current.items()
     }
     assert len(found) == 2
-    job.send(delete(1, 3, **which), merges=True)
+    yield []
+    yield job.topics.append(space.delete(101, 401))
     assert job.session.sql(view.query()).dtypes == tables.read(job.session, view.base).dtypes
+
+
+def columns_of_a_new_form_at_once(job: Job, space: Space) -> Story:
+    """The view would otherwise stop at the first row whose columns it doesn't have, until the interval has passed."""
+    yield job.topics.append(space.schema(0, columns=LONGER), space.put("c", {"id": 1, "name": "a"}, 1))
+    before = job.view(space.name)
+    yield []
+    yield job.topics.append(space.put("c", {"id": 2, "name": "b"}, 201))
+    assert job.view(space.name) == before
+    third = space.put("c", {"id": 3, "title": "c"}, 301, version=2)
+    yield job.topics.append(space.schema(300, version=2, columns=RENAMED), third)
+    assert [row["title"] for row in job.seen(job.view(space.name)).values()] == ["a", "b", "c"]
+    assert [row["name"] for row in job.seen(before).values()] == ["a", "b"]
+
+
+def test_a_view_shows_what_sql_can_tell_of_all_that_has_been_read(job: Job) -> None:
+    merged = iter(MERGED)
+
+    def take(places: Iterable[Place]) -> None:
+        places = list(places)
+        # By their places: SQL has changed the odd name of a topic among what it gives back.
+        job.topics.taken.update(places)
+        job.take(job.topics.at(places), merges=next(merged))
+
+    stories = {
+        "uneven": uneven_partitions_and_repeated_batches,
+        "patch": a_patch_that_stops_the_view_until_it_is_merged,
+        "it's ${all} `\\": values_of_every_type_and_names_of_every_kind,
+        "columns": columns_of_a_new_form_at_once,
+    }
+    side_by_side(job.topics, take, {name: partial(story, job) for name, story in stories.items()})
 
 
 def _split(texts: str) -> list[str]:
@@ -319,38 +382,24 @@ def test_a_catalog_has_a_view_of_each_space(spark: SparkSession, tmp_path: Path)
     assert [row["data_type"] for row in described if row["col_name"] == "Comment"] == [
         "The newest rows of the space users. The job `current` of tarantool-cdc keeps this view."
     ]
-    job.send(delete(1, 3), merges=True)
-    assert names("users") == ["b"]
     # Columns that a form adds come with the merge, rows at once.
-    job.send(schema(3, version=2, columns=LONGER), put("c", {"id": 4, "name": "d", "city": "Rome"}, 4, version=2))
+    longer = schema(3, version=2, columns=LONGER)
+    job.send(delete(1, 3), longer, put("c", {"id": 4, "name": "d", "city": "Rome"}, 4, version=2))
     assert names("users") == ["b", "d"]
     job.send(put("c", {"id": 5, "name": "e"}, 5, version=2), merges=True)
     assert [row["city"] for row in spark.table("cdc.shop_users_fresh").collect()].count("Rome") == 1
     # A view moves with the name of its space. One that was made before still shows what had that name.
     before = job.view()
-    job.send(schema(5, space="people", version=3, columns=LONGER), put("c", {"id": 6, "name": "f"}, 6, space="people", version=3))
-    job.send(schema(6, version=4, space_id=600), put("c", {"id": 7, "name": "g"}, 7, version=4, space_id=600), merges=True)
+    people = schema(5, space="people", version=3, columns=LONGER), put("c", {"id": 6, "name": "f"}, 6, space="people", version=3)
+    users = schema(6, version=4, space_id=600), put("c", {"id": 7, "name": "g"}, 7, version=4, space_id=600)
+    job.send(*people, *users, merges=True)
     assert (names("users"), names("people")) == (["g"], ["b", "d", "e", "f"])
     assert sorted(row["name"] for row in job.seen(before).values()) == ["b", "d", "e"]
-    # A space that is dropped leaves an empty one.
-    job.send(truncate(8, space="people", version=3))
-    assert names("people") == []
-    # `maintain` isn't confused by it, and a later start leaves what is right.
+    # `maintain` isn't confused by it, and a later start leaves what is right. A space that is dropped leaves an empty view.
     assert run.main(["maintain", "--catalog", "spark_catalog.cdc", "--no-vacuum"]) == 1
     job.views = FreshViews(spark, LOCATION)
-    job.send(put("c", {"id": 8, "name": "h"}, 9, version=4, space_id=600))
-    assert names("users") == ["g", "h"]
-
-
-def test_a_view_gets_the_columns_of_a_new_form_at_once(job: Job) -> None:
-    """It would otherwise stop at the first row whose columns it doesn't have, until the interval has passed."""
-    job.send(schema(0, columns=LONGER), put("c", {"id": 1, "name": "a"}, 1), merges=True)
-    before = job.view()
-    job.send(put("c", {"id": 2, "name": "b"}, 2))
-    assert job.view() == before
-    job.send(schema(2, version=2, columns=RENAMED), put("c", {"id": 3, "title": "c"}, 3, version=2))
-    assert [row["title"] for row in job.seen(job.view()).values()] == ["a", "b", "c"]
-    assert [row["name"] for row in job.seen(before).values()] == ["a", "b"]
+    job.send(truncate(8, space="people", version=3), put("c", {"id": 8, "name": "h"}, 9, version=4, space_id=600))
+    assert (names("users"), names("people")) == (["g", "h"], [])
 
 
 @pytest.mark.usefixtures("catalog")
