@@ -134,7 +134,7 @@ def names() -> list[str]:
     """All of the above, and some made of what is special anywhere. A format has each name once."""
     made = random.Random(7)
     letters = "aA._`'\"\\ ,;{}()=\n\tжé🙂$%*-0"
-    others = ["".join(made.choices(letters, k=made.randint(1, 6))) for _ in range(40)]
+    others = ["".join(made.choices(letters, k=made.randint(1, 6))) for _ in range(10)]
     return [name for name in dict.fromkeys((*OF_DELTA, *OF_JOBS, *OF_SQL, *WRITTEN, *others)) if name != "id"]
 
 
