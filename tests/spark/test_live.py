@@ -21,7 +21,9 @@ from spark_jobs import run
 from spark_jobs.contract.envelope import parse
 from spark_jobs.contract.source import Topics
 from spark_jobs.current import read_current
-from tests.spark.messages import Message, put, schema, snapshot, truncate, update
+from spark_jobs.errors import JobError
+from spark_jobs.materialize.images import Fold
+from tests.spark.messages import SPACE_ID, Message, put, schema, snapshot, truncate, update
 
 pytestmark = pytest.mark.spark
 
@@ -115,17 +117,13 @@ def test_jobs_see_committed_transactions_once_and_go_on_where_they_were(
         put("r", {"id": 8, "name": "c", "balance": 8}, 30),
         snapshot("COMPLETED", 30, sweep_seq=29),
     )
-    for _ in range(2):
-        process(spark, "changelog", changelog)
+    process(spark, "changelog", changelog)
     process(spark, "current", current)
     log = spark.read.format("delta").load(str(tmp_path / "changelog" / "tables"))
     assert sorted(row["seq"] for row in log.select("seq").collect()) == list(range(1, 31))
     assert [row["_row"] for row in read_current(spark, users).collect()] == ['{"id":8,"name":"c","balance":8}']
     orders = str(tmp_path / "current" / "tables" / "orders")
     assert [row["_row"] for row in read_current(spark, orders).collect()] == ['{"id":1,"name":"o"}']
-    process(spark, "changelog", [*daemon.arguments(tmp_path / "typed"), "--typed"])
-    typed = spark.read.format("delta").load(str(tmp_path / "typed" / "tables" / "users"))
-    assert typed.where("seq = 28").select("new.*").collect() == [(7, "b", 1, None)]
 
 
 def test_the_command_ends_with_a_sentence(
@@ -133,15 +131,15 @@ def test_the_command_ends_with_a_sentence(
 ) -> None:
     assert spark is SparkSession.getActiveSession()
     daemon.send(schema(0), Message("shop.users", '{"id":2}', '{"not":"an event"}'))
-    assert run.main(["changelog", *daemon.arguments(tmp_path)]) == 1
+    assert run.main(["changelog", *daemon.arguments(tmp_path), "--typed"]) == 1
     (last,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("changelog: "))
     assert last.startswith(f"changelog: topic {daemon.prefix}.users, partition ")
     assert last.endswith('holds something that is no change event: {"not":"an event"}')
     # By default the job is given the record at each start; told to, it keeps it and goes on, and says what it did. That there is
     # another topic by then changes nothing: Spark alone would refuse to repeat the batch for ever.
     daemon.create_topics("orders")
-    daemon.send(put("c", {"id": 1}, 41))
-    arguments = [*daemon.arguments(tmp_path), "--on-error", "dead-letter"]
+    daemon.send(put("c", {"id": 7, "name": "b", "balance": 1}, 41))
+    arguments = [*daemon.arguments(tmp_path), "--typed", "--on-error", "dead-letter"]
     assert run.main(["changelog", *arguments]) == 0
     repeated, last = (line for line in capsys.readouterr().err.splitlines() if line.startswith("changelog: "))
     assert re.fullmatch(
@@ -149,6 +147,8 @@ def test_the_command_ends_with_a_sentence(
     )
     assert repeated.startswith("changelog: batch=0 records=1 ")  # which were read once, whatever was looked for in them
     assert spark.read.format("delta").load(str(tmp_path / "checkpoint_dead_letters")).count() == 1
+    typed = spark.read.format("delta").load(str(tmp_path / "tables" / "users"))
+    assert typed.where("seq = 41").select("new.*").collect() == [(7, "b", 1, None)]
 
 
 def test_the_audit_of_topics_ends_with_its_findings(
@@ -165,13 +165,20 @@ def test_the_audit_of_topics_ends_with_its_findings(
     assert run.main(["audit", *daemon.arguments(tmp_path)]) == 0
 
 
-def test_whole_events_are_published_where_they_were(spark: SparkSession, daemon: Daemon, tmp_path: Path) -> None:
-    whole = f"{daemon.prefix}-whole"
-    servers, arguments = daemon.arguments(tmp_path)[1], daemon.arguments(tmp_path)
+def test_whole_events_are_published_where_they_were_and_beside_no_others(
+    spark: SparkSession, kafka: KafkaServer, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The seq of another daemon says nothing there, and a consumer would take one event for the other."""
+    assert spark is SparkSession.getActiveSession()
+    servers, whole = kafka.bootstrap_servers, f"{daemon.prefix}-whole"
+
+    def publish(one: Daemon, place: str, prefix: str = whole) -> int:
+        return run.main(["materialize", *one.arguments(tmp_path / place), "--to", f"kafka://{servers}/{prefix}"])
+
     daemon.send(schema(0), *(put("c", {"id": number, "name": "a", "balance": number}, number) for number in range(1, 9)))
     again = put("c", {"id": 5, "name": "a", "balance": 1}, 10)
     daemon.send(truncate(9), again, update(5, [{"op": "+", "field": "balance", "value": 2}], 11))
-    process(spark, "materialize", [*arguments, "--to", f"kafka://{servers}/{whole}"])
+    assert publish(daemon, "first") == 0
     told, sent = (
         parse(topics.read(spark, topics.of_space("users"))).orderBy("partition", "offset").collect()
         for topics in (Topics(servers, daemon.prefix), Topics(servers, whole))
@@ -186,39 +193,29 @@ def test_whole_events_are_published_where_they_were(spark: SparkSession, daemon:
         '{"id":5,"name":"a","balance":1}',
         '{"id":5,"name":"a","balance":3}',
     )
-
-
-def test_whole_events_are_published_beside_no_others(
-    spark: SparkSession, kafka: KafkaServer, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The seq of another daemon says nothing there, and a consumer would take one event for the other."""
-    assert spark is SparkSession.getActiveSession()
-    servers, whole = daemon.arguments(tmp_path)[1], f"{daemon.prefix}-whole"
-    other = Daemon(kafka.bootstrap_servers)
-    for number, one in enumerate((daemon, other, daemon)):
-        if one is other:
-            one.create_topics("schema", "snapshot", "users")
-        one.send(schema(0), put("c", {"id": 1, "name": "a", "balance": 1}, 1))
-        arguments = [*one.arguments(tmp_path / str(number)), "--to", f"kafka://{servers}/{whole}"]
-        assert run.main(["materialize", *arguments]) == int(one is other)
+    capsys.readouterr()
+    other = Daemon(servers)
+    other.create_topics("schema", "snapshot", "users")
+    other.send(schema(0), put("c", {"id": 1, "name": "a", "balance": 1}, 1))
+    assert publish(other, "other") == 1
     said = capsys.readouterr().err
     assert f"The topics of the prefix '{whole}' of --to have the events of '{daemon.prefix}'" in said
+    assert publish(daemon, "again") == 0
     other.create_topics("checkpoint")
-    arguments = [*daemon.arguments(tmp_path), "--to", f"kafka://{servers}/{other.prefix}"]
-    assert run.main(["materialize", *arguments]) == 1
+    assert publish(daemon, "beside", other.prefix) == 1
     assert f"A daemon publishes to the prefix '{other.prefix}' of --to" in capsys.readouterr().err
 
 
-def test_the_remedy_for_a_lost_form_leads_to_whole_events(
-    spark: SparkSession, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_remedy_for_a_lost_form_leads_to_whole_events(spark: SparkSession, daemon: Daemon, tmp_path: Path) -> None:
     """A job from the first event on would meet the lost form again; one in a daemon's midst would meet patches without rows."""
     assert spark is SparkSession.getActiveSession()
     add, now = [{"op": "+", "field": "balance", "value": 2}], dict[str, Any](version=2)
+    lost = {"seq": 1, "op": "c", "schema_version": 1, "after": "{}", **dict.fromkeys(("patch", "upsert", "server_version"))}
+    with pytest.raises(JobError) as raised:
+        Fold({}, skip_missing=False)(SPACE_ID, '{"id":1}', None, None, None, [lost], [])
+    said = str(raised.value)
     daemon.send(put("c", {"id": 1, "label": "a", "balance": 0}, 1), put("c", {"id": 2, "label": "b", "balance": 0}, 2))
     daemon.send(schema(2, **now), update(1, add, 3, **now))
-    assert run.main(["materialize", *daemon.arguments(tmp_path / "lost")]) == 1
-    said = capsys.readouterr().err
     order = "stop the daemon, start the job with (.*), another --path and another --checkpoint, and when the job runs, start"
     found = re.search(order, said)
     assert "no form of space 512 at schema_version 1" in said
