@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ class Side:
     invalidate: Callable[[str], None]
     empty: Step
     has_quick_empty: bool = True
+    is_real: bool = True
 
     def shown(self, key: str) -> bytes | None:
         """What a reader finds."""
@@ -52,10 +54,10 @@ def side(request: pytest.FixtureRequest) -> Iterator[Side]:
     template = Template.parsed("k:{id}").of("k")
     if request.param == "fake redis":
         fake = FakeRedis()
-        yield Side(fake, fill.from_redis, fake.invalidate, fake.empty)
+        yield Side(fake, fill.from_redis, fake.invalidate, fake.empty, is_real=False)
     elif request.param == "fake memcached":
         fake_memcached = FakeMemcached()
-        yield Side(fake_memcached, fill.from_memcached, fake_memcached.invalidate, fake_memcached.empty)
+        yield Side(fake_memcached, fill.from_memcached, fake_memcached.invalidate, fake_memcached.empty, is_real=False)
     elif request.param == "redis":
         server: Redis = request.getfixturevalue("redis_server")
         client = redis.Redis.from_url(server.url)
@@ -67,7 +69,9 @@ def side(request: pytest.FixtureRequest) -> Iterator[Side]:
         memcached: Memcached = request.getfixturevalue("memcached_server")
         plain = Client(memcached.address)
         cache = Address(f"memcached://{memcached.address}").connect()
-        yield Side(plain, fill.from_memcached, lambda key: cache.invalidate([key]), lambda: cache.empty(template), False)
+        yield Side(
+            plain, fill.from_memcached, lambda key: cache.invalidate([key]), lambda: cache.empty(template), has_quick_empty=False
+        )
         cache.close()
         plain.close()
 
@@ -103,15 +107,21 @@ class Interrupted:
 STEPS = 5
 """As many as either filler has, and the load."""
 
+ORDERS = [order for order in itertools.product(range(STEPS + 1), repeat=3) if order[0] <= order[1]]
+"""When the row is changed, when it is removed from the cache, and when another filler comes: before which of a filler's steps."""
 
-def stale_cases(side: Side, fetch: Callable[..., bytes | None], remove: Callable[[str], object]) -> list[tuple[int, int, int]]:
-    """All orders of: a filler's steps, a change of the row, its removal from the cache, another filler as a whole. Those after
-    which the cache has an old row for good.
-    """
-    found = []
-    for changed, removed, other in itertools.product(range(STEPS + 1), repeat=3):
-        if removed < changed:
-            continue
+
+@pytest.fixture
+def orders(side: Side, seed: int) -> list[tuple[int, ...]]:
+    """All; of those against a real cache, which show that the stand-in is like it, some by chance."""
+    return random.Random(seed).sample(ORDERS, 30) if side.is_real else ORDERS
+
+
+def stale_cases(
+    side: Side, orders: list[tuple[int, ...]], fetch: Callable[..., bytes | None], remove: Callable[[str], object]
+) -> Iterator[tuple[int, ...]]:
+    """The orders after which the cache has an old row for good."""
+    for changed, removed, other in orders:
         key, row = f"k:{uuid.uuid4().hex}", [b"old"]
 
         def load(row: list[bytes] = row) -> bytes:
@@ -130,17 +140,16 @@ def stale_cases(side: Side, fetch: Callable[..., bytes | None], remove: Callable
         fetch(client, key, step_and_load, ttl_seconds=60)
         client.end()
         if side.shown(key) not in (None, b"new"):
-            found.append((changed, removed, other))
-    return found
+            yield changed, removed, other
 
 
-def test_no_order_of_steps_leaves_an_old_row(side: Side) -> None:
-    assert stale_cases(side, side.fetch, side.invalidate) == []
+def test_no_order_of_steps_leaves_an_old_row(side: Side, orders: list[tuple[int, ...]]) -> None:
+    assert list(stale_cases(side, orders, side.fetch, side.invalidate)) == []
 
 
-def test_no_order_of_steps_leaves_an_old_row_after_a_truncation(side: Side) -> None:
+def test_no_order_of_steps_leaves_an_old_row_after_a_truncation(side: Side, orders: list[tuple[int, ...]]) -> None:
     if side.has_quick_empty:
-        assert stale_cases(side, side.fetch, lambda _: side.empty()) == []
+        assert list(stale_cases(side, orders, side.fetch, lambda _: side.empty())) == []
         return
     # It takes seconds: only while the filler reads, whose lease stands there then, and with a value there.
     key = f"k:{uuid.uuid4().hex}"
@@ -164,7 +173,7 @@ def test_a_filler_without_a_lease_would_leave_old_rows(side: Side) -> None:
             client.set(key if is_redis else fill.memcached_key(key), value)
         return value
 
-    assert stale_cases(side, careless, side.invalidate)
+    assert any(stale_cases(side, ORDERS, careless, side.invalidate))
 
 
 def test_a_value_is_kept_and_found_again(side: Side) -> None:
