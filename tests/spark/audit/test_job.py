@@ -139,7 +139,7 @@ def test_transactions_are_judged_where_retention_has_taken_others_and_left_their
 def test_a_daemon_that_repeats_is_believed_and_still_watched(spark: SparkSession, tmp_path: Path) -> None:
     auditor = Auditor(spark, tmp_path, repeats=True)
     one, two = put("c", row(1), 1), put("c", row(2), 2)
-    auditor.take(one, two, one, two, put("c", row(3), 4), two)
+    auditor.take(one, two, one, two, put("c", row(3), 4), two, one)
     assert auditor.sink.finish() == 1
     assert auditor.kinds() == [("gap", 3)]
 
