@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["golden_fixture"]
 
 _SEED = pytest.StashKey[int]()
+_SEED_NAME = "seed"
+"""The same in what pytest-xdist gives its processes."""
 _SHARED_FIXTURES = (
     "spark",
     "spark_java",
@@ -84,9 +86,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its own option
 def pytest_configure(config: pytest.Config) -> None:
     given: int | None = config.getoption("--seed")
-    # The options go from the first process to those that it starts for the tests: all have one seed.
     drawn: int = secrets.randbelow(2**32) if given is None else given
-    config.option.drawn_seed = config.stash[_SEED] = getattr(config.option, "drawn_seed", drawn)
+    config.stash[_SEED] = getattr(config, "workerinput", {}).get(_SEED_NAME, drawn)
     # Only if it is asked for: with a fixed seed hypothesis doesn't try again what failed the last time.
     if given is not None:
         config.option.hypothesis_seed = str(given)
@@ -98,6 +99,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(starvation)
     if config.option.markexpr == "soak":
         config.pluginmanager.register(_TellsAtOnce())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Give each process that runs tests the seed of the first one: which tests there are follows from it."""
+    node.workerinput[_SEED_NAME] = node.config.stash[_SEED]
 
 
 def _has_memory() -> bool:

@@ -1,8 +1,23 @@
-"""Tests that share what is dear, or is hurt, are run by one process: pytest-xdist's groups, in the version that is installed."""
+"""Several processes run the tests: those that share what is dear, or is hurt, are run by one of them, and all have one seed."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+
+ROOT = Path(__file__).parents[1]
+PLUGIN = """
+import os
+
+def pytest_collection_finish(session):
+    from tests.conftest import _SEED
+    with open(os.environ["SEEDS"], "a") as file:
+        print(session.config.stash[_SEED], file=file)
+"""
 
 
 @pytest.mark.xdist_group("one-process")
@@ -11,3 +26,17 @@ def test_a_group_reaches_the_scheduler(request: pytest.FixtureRequest) -> None:
     # With -n alone pytest-xdist passes groups over: make says --dist=loadgroup, which is told to the processes by this option.
     knows_groups = bool(request.config.getoption("loadgroup", default=False))
     assert request.node.nodeid.endswith("@one-process") == knows_groups
+
+
+def test_all_processes_have_the_seed_that_the_header_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tells_seed.py").write_text(PLUGIN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("SEEDS", str(tmp_path / "seeds"))
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_ADDOPTS"):
+        monkeypatch.delenv(name, raising=False)
+    chosen = ["-p", "tells_seed", "--numprocesses=2", "--dist=loadgroup", f"{Path(__file__)}::test_a_group_reaches_the_scheduler"]
+    done = subprocess.run([sys.executable, "-m", "pytest", *chosen], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    told = re.search(r"^seed: (\d+) ", done.stdout, re.MULTILINE)
+    assert told is not None, done.stdout
+    assert (tmp_path / "seeds").read_text().split() == [told[1]] * 2
