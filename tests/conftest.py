@@ -9,6 +9,7 @@ import itertools
 import os
 import secrets
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -96,6 +97,10 @@ def pytest_configure(config: pytest.Config) -> None:
         # All servers write, and a disk that stands still for some seconds, because somebody else writes, costs sessions and
         # deadlines: tests fail that have nothing to do with it. Children take it from the environment.
         os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
+    # The program heeds no signal that its parent ignores, as nohup and shells in the background do. Children take this from here.
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
     config.pluginmanager.register(starvation)
     if config.option.markexpr == "soak":
         config.pluginmanager.register(_TellsAtOnce())
