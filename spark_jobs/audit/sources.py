@@ -119,9 +119,17 @@ class TableSource:
         """Return the topic prefix of the table's events. Raises JobError if there is no such table."""
         state = delta_log.state(self._session, self._path)
         found = None if state is None else state.properties.get(PREFIX)
-        if found is None or state is None or "kafka_offset" not in tables.read(self._session, self._path).columns:
-            raise JobError(f"There is no table of events in {self._path}: --changes is the --path of a job `changes`.")
+        if found is None or not self._has_offsets():
+            raise JobError(
+                f"There is no table of events in {self._path} that --changes can use: that is one which a job `changes` has"
+                " written. (The one that a job `current` keeps for itself has fewer columns.)"
+            )
         return found
+
+    def _has_offsets(self) -> bool:
+        """Return whether all events have their offsets. Those of a job `current` lack them, at least those of newer versions."""
+        rows = tables.read(self._session, self._path)
+        return "kafka_offset" in rows.columns and rows.where("kafka_offset is null").isEmpty()
 
     def stream(self, topics: Topics) -> DataFrame:
         """Stream events of the chosen spaces as they are appended, in complete commits, so that partitions are read in order."""

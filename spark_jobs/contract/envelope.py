@@ -235,7 +235,7 @@ def _cut(records: DataFrame, source_fields: Collection[str], *kept: str) -> Data
         *(F.expr(expression).alias(name) for name, expression in _STEPS.items()),
     )
     rows = (F.expr(expression).alias(name) for name, expression in _ROWS.items())
-    return cut.select(*_KAFKA_COLUMNS, *kept, "key", "text", "envelope.*", *rows)
+    return cut.select(*_KAFKA_COLUMNS, *kept, "key", "text", "layout", "envelope.*", *rows)
 
 
 def _is_change() -> Column:
@@ -250,8 +250,8 @@ def _is_change() -> Column:
         F.col(_UNREADABLE).isNull()
         & F.expr("endswith(rtrim(text), '}')")  # the reader ignores text after the object
         & has_images
-        & _is_null_or("{", "before", "after", "upsert")
-        & _is_null_or("[", "patch")
+        # In a known layout the texts begin so, and what isn't read otherwise, such as `before`, isn't cut out for this.
+        & ((F.col("layout") != "") | (_is_null_or("{", "before", "after", "upsert") & _is_null_or("[", "patch")))
         & source["table"].isNotNull()
         & source["space_id"].isNotNull()
         & source["seq"].isNotNull()

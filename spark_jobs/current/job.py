@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_jobs.contract.source import Topics
 from spark_jobs.current.steps import Steps
 from spark_jobs.delta import tables
-from spark_jobs.lake.changes import ChangesSink, add_deduplicate
+from spark_jobs.lake.changes import CHANGES_OF_READERS, ChangesSink, add_deduplicate
 from spark_jobs.lake.control import KINDS
 from spark_jobs.lake.event_table import AppendRules
 from spark_jobs.lake.fresh_views import FreshViews
@@ -84,7 +84,7 @@ class Current(Job):
         positions, changes = KafkaPositions(session, topics, options.checkpoint), None
         if elsewhere is None:
             rules = AppendRules(looks_for_all=options.deduplicate == "always")
-            changes = ChangesSink(session, topics, lake.changes_path, positions, rules=rules)
+            changes = ChangesSink(session, topics, lake.changes_path, positions, layout=CHANGES_OF_READERS, rules=rules)
         # Batches wait during a merge of a backlog, so time alone is no reason for one.
         is_backlog = options.available_now
         rules_of_merges = MergeRules(

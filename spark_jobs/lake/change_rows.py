@@ -1,5 +1,7 @@
 """The columns of the table `changes`, which has one row per event, and of the `changelog`, which has more columns.
 
+The table of events that the job `current` keeps for itself has a part of them.
+
 `before`, `after`, `patch` and `upsert` are texts exactly as they were published. No typed column could hold all of JSON's numbers
 and the fields past the format. Also, the form may change with the next event, and a text can be written without knowing the form.
 Readers make typed columns from the texts, by the form that is then the latest.
@@ -47,6 +49,15 @@ CHANGES_COLUMNS: Final[Mapping[str, str]] = {
     "kafka_timestamp": "timestamp",
 }
 """The columns of `changes`, with their SQL expressions over a parsed event. Last comes `batch`, the micro-batch's number."""
+
+COLUMNS_OF_READERS: Final = (
+    *("space", "space_id", "seq", "op", "key", "after", "patch", "upsert", "source_ts", "schema_version", "server_version"),
+    *("snapshot", "total_order", "kafka_partition"),
+)
+"""Those of the columns that the job `current` and its readers need: half of the bytes."""
+
+SOURCE_FIELDS_OF_READERS: Final = ("name", "ts_us", "snapshot", "server_version")
+"""Fields of `source` that these need beside those that are always parsed."""
 
 SOURCE_FIELDS_OF_CHANGES: Final = (
     "name",

@@ -22,7 +22,15 @@ from spark_jobs.contract.envelope import SOURCE, parse
 from spark_jobs.contract.source import Topics
 from spark_jobs.delta.codegen import varying
 from spark_jobs.delta.tables import Table
-from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS, CHANGES_COLUMNS, DATE, SOURCE_FIELDS_OF_CHANGES, event_rows
+from spark_jobs.lake.change_rows import (
+    CHANGELOG_COLUMNS,
+    CHANGES_COLUMNS,
+    COLUMNS_OF_READERS,
+    DATE,
+    SOURCE_FIELDS_OF_CHANGES,
+    SOURCE_FIELDS_OF_READERS,
+    event_rows,
+)
 from spark_jobs.lake.control import KINDS, ControlTable, without_control
 from spark_jobs.lake.event_table import USUAL_RULES, AppendRules, EventTable
 from spark_jobs.lake.positions import KafkaPositions, Positions
@@ -49,6 +57,9 @@ _PROPERTIES: Final = {
     "delta.dataSkippingStatsColumns": "seq,space_id,op,schema_version,source_ts,batch",
 }
 CHANGES: Final = Layout(CHANGES_COLUMNS, SOURCE_FIELDS_OF_CHANGES, ("space",), _PROPERTIES)
+CHANGES_OF_READERS: Final = Layout(
+    {name: CHANGES_COLUMNS[name] for name in COLUMNS_OF_READERS}, SOURCE_FIELDS_OF_READERS, ("space",), _PROPERTIES
+)
 CHANGES_BY_DATE: Final = Layout({**CHANGES_COLUMNS, "date": DATE}, SOURCE_FIELDS_OF_CHANGES, ("space", "date"), _PROPERTIES)
 CHANGELOG: Final = Layout(CHANGELOG_COLUMNS, SOURCE.names, ("space", "date"))
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.contract.source import Topics
 from spark_jobs.current.job import CurrentSink
 from spark_jobs.delta.tables import Table
-from spark_jobs.lake.changes import CHANGELOG, ChangesSink, EventsSink
+from spark_jobs.lake.changes import CHANGELOG, CHANGES_OF_READERS, ChangesSink, EventsSink
 from spark_jobs.lake.event_table import AppendRules
 from spark_jobs.lake.fresh_views import FreshViews
 from spark_jobs.lake.lake import Lake
@@ -40,7 +40,9 @@ def current_sink(
     """The sink of `current`: with a thread of its own for the merges, or as with --available-now."""
     lake = Lake(session, path, changes_path)
     lake.check_changes(changes_path)
-    changes = None if changes_path is not None else ChangesSink(session, topics, lake.changes_path, positions)
+    changes = None
+    if changes_path is None:
+        changes = ChangesSink(session, topics, lake.changes_path, positions, layout=CHANGES_OF_READERS)
     when = {"share": SHARE} if is_background else {"share": SHARE_OF_BACKLOG, "interval_seconds": math.inf}
     merging = MergeRules(**{**when, **rules})
     return CurrentSink(lake, topics, positions, merging, changes=changes, is_background=is_background, views=views)

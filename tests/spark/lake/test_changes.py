@@ -8,11 +8,12 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from spark_jobs.audit.sources import TableSource
 from spark_jobs.contract.source import Topics
 from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
-from spark_jobs.lake.change_rows import CHANGES_COLUMNS
-from spark_jobs.lake.changes import CHANGES_BY_DATE, ChangesSink
+from spark_jobs.lake.change_rows import CHANGES_COLUMNS, COLUMNS_OF_READERS
+from spark_jobs.lake.changes import CHANGES, CHANGES_BY_DATE, CHANGES_OF_READERS, ChangesSink
 from spark_jobs.lake.control import ControlTable
 from tests.spark.messages import FakeTopics, Message, golden, put, schema, snapshot, truncate, update
 
@@ -52,6 +53,24 @@ def test_every_event_becomes_one_row_whatever_is_repeated(spark: SparkSession, t
     assert [row["seq"] for row in tables.read(spark, path).orderBy("seq").collect()] == [1, 2, 3, 4, 5]
     with pytest.raises(JobError, match="'shop'"):
         ChangesSink(spark, Topics("nowhere:9092", "market"), path, topics).write(everything, 1, "query")
+
+
+def test_current_keeps_what_it_reads_and_goes_on_in_a_table_with_all_columns(spark: SparkSession, tmp_path: Path) -> None:
+    """Earlier versions of the job wrote all columns. Job `audit` takes neither of the two tables for one of job `changes`."""
+    topics, mixed, own = FakeTopics(spark), tmp_path / "mixed", tmp_path / "own"
+    batches = topics.send(schema(0), put("c", {"id": 1}, 1)), topics.send(put("c", {"id": 2}, 2))
+    layouts = {mixed: (CHANGES, CHANGES_OF_READERS), own: (CHANGES_OF_READERS, CHANGES_OF_READERS)}
+    for path, both in layouts.items():
+        for batch, (records, layout) in enumerate(zip(batches, both, strict=True)):
+            ChangesSink(spark, TOPICS, str(path), topics, layout=layout).write(records, batch, "query")
+        rows = tables.read(spark, str(path)).orderBy("seq").collect()
+        assert [(row["key"], row["after"], row["batch"]) for row in rows] == [
+            ('{"id":1}', '{"id":1}', 0),
+            ('{"id":2}', '{"id":2}', 1),
+        ]
+        with pytest.raises(JobError, match="fewer columns"):
+            TableSource(spark, str(path)).prefix()
+    assert tables.read(spark, str(own)).columns == [*COLUMNS_OF_READERS, "batch"]
 
 
 def test_golden_messages_are_kept_to_the_byte_by_day_if_wanted(spark: SparkSession, tmp_path: Path) -> None:
