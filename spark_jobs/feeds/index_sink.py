@@ -174,12 +174,13 @@ class SearchIndexSink(Sink):
         changes = parse(records, source_fields=(), control=control, names=self._topics.names).select(
             *(F.expr(str(expression)).alias(name) for name, expression in COLUMNS.items())
         )
-        report = self._written(changes, self._plan or self._reload_forms())
-        while report.unknown:
-            # Each worker ends at the first form that the plan lacks, so there may be further ones.
-            report = self._written(changes, self._reload_forms(report.unknown))
+        report = self._completely_written(changes, self._plan or self._reload_forms())
         if report.has_control:
-            self._reload_forms()
+            troubles = set(self._plan.troubles) if self._plan is not None else set()
+            plan = self._reload_forms()
+            if troubles - set(plan.troubles):
+                # This batch has brought a form that was missing, so what it has of that space isn't kept apart.
+                report = self._completely_written(changes, plan)
             snapshots = self._topics.control("snapshot")
             swept = control_topics.swept(control_topics.values(self._read_topic(snapshots)), snapshots, "space_id")
             for space_id, seq in swept.items():
@@ -203,6 +204,14 @@ class SearchIndexSink(Sink):
         """See `Sink.close`."""
         self._removals.close()
         self._client.close()
+
+    def _completely_written(self, changes: DataFrame, plan: Plan) -> Report:
+        """Write a batch, also events of forms that the plan lacks, and return the workers' merged report."""
+        report = self._written(changes, plan)
+        while report.unknown:
+            # Each worker ends at the first form that the plan lacks, so there may be further ones.
+            report = self._written(changes, self._reload_forms(report.unknown))
+        return report
 
     def _written(self, changes: DataFrame, plan: Plan) -> Report:
         """Let the workers write a batch, and return their merged report."""

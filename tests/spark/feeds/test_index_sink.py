@@ -267,10 +267,12 @@ def test_rows_of_forms_that_were_removed_get_the_latest_names(bench: Bench) -> N
     bench.started().write(records, 0, "query")
     assert bench.found() == by_key({"id": 1, "title": "a", "rank": 7}, {"id": 2, "title": "b"}, {"id": 3, "title": "c"})
     assert [value for _, value, _ in bench.letters.taken] == [orders.value]
-    # The daemon has written the present form again, and the other space's events become documents.
+    # The daemon has written the present form again, and the other space's events become documents, those of the same batch, too.
     bench.letters.taken.clear()
-    bench.sink.write(bench.topics.send(schema(8, space="orders", space_id=513, version=2, columns=columns)), 1, "query")
-    bench.sink.write(bench.topics.send(put("u", {"id": 5, "title": "x"}, 9, space="orders", space_id=513, version=2)), 2, "query")
+    form = schema(8, space="orders", space_id=513, version=2, columns=columns)
+    bench.sink.write(
+        bench.topics.send(form, put("u", {"id": 5, "title": "x"}, 9, space="orders", space_id=513, version=2)), 1, "query"
+    )
     assert bench.found("orders") == by_key({"id": 5, "title": "x"})
     assert bench.letters.taken == []
 
