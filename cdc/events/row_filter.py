@@ -88,9 +88,9 @@ class RowFilter:
                     ) from None
             raise self._mistake(
                 f"can't be used: {_shown(error)}",
-                "It is an expression in CEL that is true or false, and reads fields as row.NAME, or row.`NAME` if the name isn't "
-                "made of the letters a to z, digits and '_', or as row.field_N, the Nth one, if the name has characters beyond "
-                "ASCII, or signs that no quoted name may have. A field that is nullable may be compared with null.",
+                "It is an expression in CEL, such as row.status == 'open' && row.total > 10: fields are row.NAME, or row.`NAME` "
+                "if the name isn't made of the letters a to z, digits and '_', or row.field_N, the Nth one, if the name has "
+                "characters beyond ASCII, or signs that no quoted name may have. A nullable field may be compared with null.",
             ) from None
 
     def _check_has(self, code: str) -> None:
