@@ -602,8 +602,7 @@ def _random_workload(topics: FakeTopics, chance: random.Random) -> dict[str, dic
     for seq in range(1, 150):
         identity = chance.randrange(12)
         row = {"id": identity, "name": f"n{seq}", "balance": chance.randrange(100)}
-        # Without patches at first: many events with complete rows are put on top of merged rows in a way of their own.
-        kind = chance.choice(("put", "put", "delete", *(("update", "update", "update", "upsert") if seq > 60 else ())))
+        kind = chance.choice(("put", "put", "update", "update", "update", "upsert", "delete"))
         if chance.randrange(60) == 0:
             topics.send(truncate(seq))
             model.clear()
