@@ -176,9 +176,9 @@ class SearchIndexSink(Sink):
         )
         report = self._completely_written(changes, self._plan or self._reload_forms())
         if report.has_control:
-            troubles = set(self._plan.troubles) if self._plan is not None else set()
-            plan = self._reload_forms()
-            if troubles - set(plan.troubles):
+            assert self._plan is not None
+            former, plan = self._plan, self._reload_forms()
+            if former.troubles.keys() - plan.troubles.keys():
                 # This batch has brought a form that was missing, so what it has of that space isn't kept apart.
                 report = self._completely_written(changes, plan)
             snapshots = self._topics.control("snapshot")

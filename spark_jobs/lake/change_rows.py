@@ -54,7 +54,7 @@ COLUMNS_OF_READERS: Final = (
     *("space", "space_id", "seq", "op", "key", "after", "patch", "upsert", "source_ts", "schema_version", "server_version"),
     *("snapshot", "total_order", "kafka_partition"),
 )
-"""Those of the columns that the job `current` and its readers need: half of the bytes."""
+"""Those of the columns that the job `current` and its readers need: half of the bytes of an update with both rows."""
 
 SOURCE_FIELDS_OF_READERS: Final = ("name", "ts_us", "snapshot", "server_version")
 """Fields of `source` that these need beside those that are always parsed."""
