@@ -1,0 +1,23 @@
+"""The simulation: the whole daemon in a world that one seed decides, in one thread.
+
+    seed ─▶ Scheduler: whose turn it is, and what time ─┬─▶ the daemon: the product's own code, as greenlets
+                                                        ├─▶ a member that writes, waits for quorums, rolls back, alters
+                                                        ├─▶ the network, Kafka's brokers and clients
+                                                        └─▶ faults                        Judge: what must be true, each step
+
+The product isn't changed for this. Where its modules meet time, threads, the network and Kafka's library, they do so by names of
+their own (`time`, `threading`, `Producer`), and these names are the seams: `library.REPLACED` lists them all, and
+`test_seams.py` holds that no module is forgotten. The simulated library and the real one answer the same tests
+(`test_library.py`).
+
+What is real, and why:
+
+- LMDB and the files in state.path, in a folder of each seed's own: the store's logic is tested with its real engine. Locks and
+  environments of a killed process are closed as the system would do it.
+- The compiled row path, whichever is in use.
+
+What stays outside is listed in `test_seams.OUTSIDE`, with the reasons.
+
+    python -m tests.simulation --seeds 1000             seeds 1 to 1000
+    python -m tests.simulation --first 4711 --seeds 1   one seed, again
+"""

@@ -1,0 +1,224 @@
+"""A Kafka: partitions with offsets, transactions with a coordinator and markers, and what goes wrong there.
+
+    produce ─▶ partition: … open records … ─▶ the coordinator decides ─▶ a marker in each partition, one after the other
+
+A reader of committed records gets no further than the first record of an open transaction. A transaction counts as ended when the
+coordinator has decided, although markers are still missing; its producer can't write again before they are there. A marker may be
+left out for good (KAFKA-20734): then only the same producer's next marker in that partition ends what hangs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.simulation.scheduler import Scheduler, Waiters
+
+MARKER: Final = "marker"
+DEAD_SECONDS: Final = 0.02
+
+
+@dataclass(slots=True)
+class Entry:
+    """One offset of a partition. `state`: plain, open, committed, aborted or marker."""
+
+    key: bytes | None
+    value: bytes | None
+    ts_ms: int
+    producer: str | None = None
+    state: str = "plain"
+
+
+@dataclass(slots=True)
+class Partition:
+    """The log of one."""
+
+    entries: list[Entry] = field(default_factory=list)
+    open_from: dict[str, int] = field(default_factory=dict)
+    """By transactional id: where its open transaction begins."""
+    begin: int = 0
+    """First offset that retention has left."""
+
+    @property
+    def end(self) -> int:
+        """Where the next record goes."""
+        return len(self.entries)
+
+    @property
+    def stable(self) -> int:
+        """Up to where readers of committed records get."""
+        return min(self.open_from.values(), default=len(self.entries))
+
+    def write(self, entry: Entry) -> None:
+        """Append a record."""
+        if entry.producer is not None and entry.state == "open":
+            self.open_from.setdefault(entry.producer, len(self.entries))
+        self.entries.append(entry)
+
+    def mark(self, producer: str, *, commit: bool) -> None:
+        """Append the marker of a transaction."""
+        start = self.open_from.pop(producer, None)
+        if start is not None:
+            for entry in self.entries[start:]:
+                if entry.producer == producer and entry.state == "open":
+                    entry.state = "committed" if commit else "aborted"
+        self.entries.append(Entry(None, None, 0, producer, MARKER))
+
+    def committed(self, since: int = 0) -> Iterator[tuple[int, Entry]]:
+        """Offsets and records that a reader of committed ones gets."""
+        for offset in range(max(since, self.begin), self.stable):
+            if self.entries[offset].state in ("plain", "committed"):
+                yield offset, self.entries[offset]
+
+
+@dataclass(slots=True)
+class Transactions:
+    """What the coordinator knows of one transactional id."""
+
+    epoch: int = -1
+    partitions: list[tuple[str, int]] = field(default_factory=list)
+    """Those of the open transaction."""
+    missing: int = 0
+    """Markers that are still to be written."""
+    turn: int = 0
+    """Number of the transaction, so that a time-out ends no later one."""
+
+
+class Faults:
+    """What goes wrong, and how often: shares of requests, from 0 to 1."""
+
+    def __init__(self) -> None:
+        self.lost_answer = 0.0
+        self.refusal = 0.0
+        self.hanging = 0.0
+        self.slow_marker = 0.02
+
+
+class Brokers:
+    """The cluster."""
+
+    def __init__(self, scheduler: Scheduler, wall_ms: Callable[[], int]) -> None:
+        self.scheduler = scheduler
+        self.wall_ms = wall_ms
+        self.topics: dict[str, list[Partition]] = {}
+        self.ids: dict[str, str] = {}
+        self.faults = Faults()
+        self.transactions: dict[str, Transactions] = {}
+        self.changed = Waiters(scheduler)
+        """Who waits for an answer."""
+        self.down_until = 0.0
+        self.version = 0
+        """Rises with whatever readers may see."""
+        self.on_decide: Callable[[str], None] = lambda _: None
+        self._id_count = 0
+
+    @property
+    def is_up(self) -> bool:
+        """Whether anybody answers."""
+        return self.scheduler.now >= self.down_until
+
+    def fail_for(self, seconds: float) -> None:
+        """Nobody answers for so long."""
+        self.down_until = self.scheduler.now + seconds
+        self.scheduler.after(seconds, self.changed.wake)
+
+    def answers(self, seconds: float) -> bool:
+        """Wait for a round trip, or for the brokers to be back. Return whether there is an answer in time."""
+        scheduler = self.scheduler
+        scheduler.check_alive()
+        if not self.changed.wait_for(lambda: self.is_up, seconds):
+            return False
+        scheduler.block(0.0003 + scheduler.random.random() * 0.001)
+        return True
+
+    def create(self, topic: str, count: int) -> bool:
+        """Make a topic; False if there is one."""
+        if topic in self.topics:
+            return False
+        self._id_count += 1
+        self.topics[topic] = [Partition() for _ in range(count)]
+        self.ids[topic] = f"id-{self._id_count}"
+        return True
+
+    def write(self, topic: str, number: int, entry: Entry) -> None:
+        """Append a record to a partition."""
+        self.topics[topic][number].write(entry)
+        self.version += 1
+
+    def place(self, topic: str, key: bytes | None) -> int:
+        """The partition of a key, for a producer that doesn't name it."""
+        count = len(self.topics[topic])
+        if key is None:
+            return self.scheduler.random.randrange(count)
+        from cdc.kafka.murmur2 import partition_of
+
+        return partition_of(key, count)
+
+    # The coordinator.
+
+    def claim(self, name: str) -> int:
+        """A producer begins: earlier ones are fenced, and their transaction is aborted. Returns its epoch."""
+        known = self.transactions.setdefault(name, Transactions())
+        known.epoch += 1
+        if known.partitions:
+            self.end(name, commit=False)
+        return known.epoch
+
+    def is_busy(self, name: str) -> bool:
+        """Whether markers of the last transaction are missing."""
+        return self.transactions[name].missing > 0
+
+    def join(self, name: str, place: tuple[str, int], timeout_seconds: float) -> None:
+        """A transaction writes to a partition; with its first one, its time begins."""
+        known = self.transactions[name]
+        if not known.partitions:
+            known.turn += 1
+            turn, epoch = known.turn, known.epoch
+            self.scheduler.after(timeout_seconds, lambda: self._expire(name, turn, epoch))
+        if place not in known.partitions:
+            known.partitions.append(place)
+
+    def _expire(self, name: str, turn: int, epoch: int) -> None:
+        known = self.transactions[name]
+        if known.partitions and (known.turn, known.epoch) == (turn, epoch):
+            self.scheduler.note(f"the coordinator aborts the transaction of {name}")
+            known.epoch += 1
+            self.end(name, commit=False)
+
+    def end(self, name: str, *, commit: bool) -> None:
+        """Decide, and have the markers written."""
+        known, rng = self.transactions[name], self.scheduler.random
+        known.turn += 1
+        if commit:
+            self.on_decide(name)
+        places, known.partitions = known.partitions, []
+        for topic, number in places:
+            if rng.random() < self.faults.hanging:
+                self.scheduler.note(f"no marker in {topic}-{number}")
+                continue
+            known.missing += 1
+            slow = rng.random() < self.faults.slow_marker
+            delay = 0.0002 + rng.random() * (2.5 if slow else 0.002)
+            self.scheduler.after(delay, lambda place=(topic, number): self._mark(name, place, commit=commit))  # type: ignore[misc]
+        self.changed.wake()
+
+    def _mark(self, name: str, place: tuple[str, int], *, commit: bool) -> None:
+        topic, number = place
+        if topic in self.topics:
+            self.topics[topic][number].mark(name, commit=commit)
+            self.version += 1
+        known = self.transactions[name]
+        known.missing -= 1
+        if not known.missing:
+            self.changed.wake()
+
+    def digest(self) -> str:
+        """What all partitions hold, in short: two runs of a seed must agree."""
+        found = hashlib.sha256()
+        for topic in sorted(self.topics):
+            for partition in self.topics[topic]:
+                for entry in partition.entries:
+                    found.update(repr((topic, entry.key, entry.value, entry.state)).encode())
+        return found.hexdigest()[:16]

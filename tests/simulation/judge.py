@@ -1,0 +1,209 @@
+"""What must be true at each step, judged by what Kafka's readers see and what the members wrote, never by the daemon's word.
+
+every event is of a row that is in the log and confirmed, with the row's contents     nothing is shown early or made up
+no row has two events; once readers see everything, no row below the checkpoint lacks one   exactly once
+`seq` has no gap and is given once; a key's events are in its order; `before` is what was there
+an ACK says no more than the coordinator has committed and the store has, and never goes back
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from cdc.positions.position import Position
+from cdc.positions.vclock import VClock
+from tests.fakes.consumer import Consumer
+from tests.fakes.fates import Contents, Expected, Fates
+from tests.fakes.master import Ack
+from tests.fakes.shop import Sent
+from tests.fakes.synchronous import SynchronousMaster
+from tests.simulation.brokers import Brokers, Entry
+
+NAME: Final = "shop"
+CHECKPOINT: Final = f"{NAME}.checkpoint"
+_POSITION_KEY: Final = b'{"name":"shop"}'
+
+
+class Judge:
+    """The judge of one world."""
+
+    def __init__(self, brokers: Brokers, master: SynchronousMaster) -> None:
+        self._brokers = brokers
+        self._master = master
+        self._fates = Fates()
+        self._contents = Contents()
+        self._taken = self._published = 0
+        self.expected: dict[tuple[int, int], list[Expected]] = {}
+        """By origin and lsn: the events of rows that are certain."""
+        self._offsets: dict[tuple[str, int], int] = {}
+        self.consumer = Consumer()
+        self._waiting: list[Sent] = []
+        self.seen: dict[tuple[int, int, int], int] = {}
+        """By origin, lsn and space: events."""
+        self._seqs: dict[int, tuple[str, Any]] = {}
+        self.event_count = 0
+        self.decided = Position()
+        """The newest position that the coordinator has decided to commit."""
+        self.base: dict[int, int] = {}
+        """Where the stream after the last snapshot began."""
+        self._base_id = 0
+        self.snapshot_count = 0
+        self._checked_seq = 0
+        self._version = -1
+        self._unseen: set[tuple[int, int]] = set()
+        self.stored: Callable[[], VClock | None] = lambda: None
+        """The store's position, if a daemon with a store runs."""
+
+    # The members' side.
+
+    def follow_log(self) -> None:
+        """Learn what the master has written."""
+        written = self._master.written
+        if self._taken == len(written):
+            return
+        for entry in written[self._taken :]:
+            self._fates._take(entry)
+        self._taken = len(written)
+        fresh = self._fates.published[self._published :]
+        self._published = len(self._fates.published)
+        for origin, events in self._contents.events(fresh).items():
+            for event in events:
+                self.expected.setdefault((origin, event.lsn), []).append(event)
+                self._unseen.add((origin, event.lsn))
+
+    def decide(self, name: str) -> None:
+        """The coordinator commits what this producer has written."""
+        for partition in self._brokers.topics.get(CHECKPOINT, ()):
+            for entry in partition.entries[partition.open_from.get(name, partition.end) :]:
+                if entry.producer == name and entry.state == "open" and entry.key == _POSITION_KEY and entry.value:
+                    self._note_position(Position.from_json(json.loads(entry.value)))
+
+    def _note_position(self, position: Position) -> None:
+        if position.snapshot is not None and position.snapshot.base_id != self._base_id:
+            self._base_id = position.snapshot.base_id
+            self.base = dict(position.vclock)
+            self.snapshot_count += 1
+        assert position.seq >= self.decided.seq, f"the checkpoint's seq goes back: {position.seq} after {self.decided.seq}"
+        self.decided = position
+
+    def acknowledged(self, ack: Ack) -> None:
+        """A member has received an ACK."""
+        durable = self.decided.vclock
+        for origin, lsn in ack.vclock.items():
+            assert lsn <= durable.get(origin, 0), f"an ACK of {origin}:{lsn}, and Kafka has {durable}"
+        stored = self.stored()
+        if stored is not None:
+            for origin, lsn in ack.vclock.items():
+                assert lsn <= stored.get(origin, 0), f"an ACK of {origin}:{lsn}, and the store has {stored}"
+
+    # The readers' side.
+
+    def read(self) -> None:
+        """Read what has become visible."""
+        if self._version == self._brokers.version:
+            return
+        self._version = self._brokers.version
+        self.follow_log()
+        for topic, partitions in self._brokers.topics.items():
+            if topic in (CHECKPOINT, f"{NAME}.schema", f"{NAME}.transaction"):
+                continue
+            for number, partition in enumerate(partitions):
+                since = self._offsets.get((topic, number), 0)
+                if since >= partition.stable:
+                    continue
+                self._offsets[topic, number] = partition.stable
+                for _, entry in partition.committed(since):
+                    self._take(topic, number, entry)
+        if self._waiting and self._is_quiet():
+            self._apply()
+
+    def _take(self, topic: str, number: int, entry: Entry) -> None:
+        if entry.value is None:
+            return
+        sent = Sent(topic, json.loads(entry.key) if entry.key else None, json.loads(entry.value))
+        self._waiting.append(sent)
+        if sent.op is None:
+            return
+        source = sent.source
+        seq = source["seq"]
+        self.event_count += 1
+        identity = (source["space_id"], sent.op, json.dumps(sent.key))
+        if sent.op == "t":
+            assert self._seqs.setdefault(seq, (topic, "t")) == (topic, "t"), f"seq {seq} is given twice"
+            if number:
+                self._waiting.pop()
+                return
+        else:
+            assert seq not in self._seqs, f"seq {seq} is given twice: {self._seqs[seq]} and {identity}"
+            self._seqs[seq] = (topic, identity)
+        if source["snapshot"] == "false":
+            self._compare(sent)
+
+    def _compare(self, sent: Sent) -> None:
+        source = sent.source
+        origin, lsn, space_id = source["replica_id"], source["lsn"], source["space_id"]
+        expected = [one for one in self.expected.get((origin, lsn), ()) if one.space_id == space_id]
+        assert expected, f"an event of {origin}:{lsn}, which isn't certain: {sent.value}"
+        assert sent.op in [one.op for one in expected], f"{sent.op} of {origin}:{lsn} is {expected}"
+        count = self.seen[origin, lsn, space_id] = self.seen.get((origin, lsn, space_id), 0) + 1
+        assert count <= len(expected), f"{origin}:{lsn} has come {count} times"
+        after = sent.value["after"]
+        assert (list(after.values()) if after is not None else None) in [
+            list(one.after) if one.after is not None else None for one in expected
+        ], f"{origin}:{lsn} leaves {expected}, and the event says {after}"
+
+    def _is_quiet(self) -> bool:
+        return all(partition.stable == partition.end for one in self._brokers.topics.values() for partition in one)
+
+    def _apply(self) -> None:
+        """Once all markers are there: fold in the order of `seq`, as consumers of several partitions do."""
+
+        def place(sent: Sent) -> tuple[int, int]:
+            if sent.op is not None:
+                return sent.source["seq"], 0
+            value = sent.value if isinstance(sent.value, dict) else {}
+            if value.get("status") == "COMPLETED":
+                return self._waiting_max(), 1
+            return 0, 0
+
+        ordered = sorted(self._waiting, key=place)
+        self._waiting = []
+        self.consumer.take(ordered)
+        newest = max(self._seqs, default=0)
+        for seq in range(self._checked_seq + 1, newest + 1):
+            assert seq in self._seqs, f"there is no event of seq {seq}, and one of {newest}"
+        self._checked_seq = newest
+        self._check_complete()
+
+    def _waiting_max(self) -> int:
+        return max((sent.source["seq"] for sent in self._waiting if sent.op is not None), default=0)
+
+    def _check_complete(self) -> None:
+        position = self.decided
+        if position.snapshot is None or not position.snapshot.is_complete:
+            return
+        covered = position.vclock
+        for origin, lsn in [one for one in self._unseen if one[1] <= covered.get(one[0], 0)]:
+            self._unseen.discard((origin, lsn))
+            if lsn > self.base.get(origin, 0):
+                for event in self.expected[origin, lsn]:
+                    assert (origin, lsn, event.space_id) in self.seen, f"{origin}:{lsn} is below the checkpoint, and has no event"
+
+    def has_everything(self) -> bool:
+        """Whether consumers hold the master's rows."""
+        self.read()
+        return (
+            not self._waiting
+            and self._is_quiet()
+            and not self._fates.waiting
+            and all(self.decided.vclock.get(origin, 0) >= lsn for origin, lsn in self._master.vclock.items())
+        )
+
+    def check_end(self) -> None:
+        """At the end consumers hold exactly what the master does."""
+        for space_id, rows in self._contents.rows.items():
+            held = sorted(json.dumps(list(row.values())) for row in self.consumer.contents(space_id))
+            wanted = sorted(json.dumps(row) for row in rows.values())
+            assert held == wanted, f"space {space_id}: consumers hold {held}, and the master {wanted}"

@@ -1,0 +1,54 @@
+"""No way past the seams: which modules of the daemon meet time, threads, the network or Kafka's library, and by which names."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Final
+
+from tests.simulation.library import REPLACED
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PACKAGES: Final = ("daemon", "kafka", "ops", "sources", "store")
+WATCHED: Final = {"time", "threading", "select", "selectors", "socket", "random", "uuid", "gc", "asyncio", "multiprocessing"}
+OUTSIDE: Final = {
+    "cdc.daemon.file_source": "reads a server's files: no connection, no ACK; the world has none",
+    "cdc.kafka.by_batch": "hands messages to librdkafka in compiled code; the world's producers take them one by one",
+    "cdc.kafka.wake_pipe": "replaced as a whole, where the exchange makes one",
+    "cdc.ops.bounded_server": "HTTP, which the world doesn't ask",
+    "cdc.ops.http": "the same",
+    "cdc.ops.http_orders": "the same",
+    "cdc.ops.metrics": "what it shows over HTTP",
+    "cdc.ops.asking": "asks another process over HTTP",
+}
+"""What stays outside of the world, and why."""
+
+
+def watched_names(path: Path) -> set[str]:
+    """Names by which a module knows what is watched: `import time` is `time`; of uuid only what draws a number counts."""
+    tree = ast.parse(path.read_text())
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.asname or alias.name for alias in node.names if alias.name in WATCHED}
+        if isinstance(node, ast.ImportFrom) and node.module in WATCHED | {"concurrent.futures"}:
+            found |= {alias.name for alias in node.names} - {"UUID", "Future"}
+    return found
+
+
+def test_every_module_that_meets_the_surroundings_is_replaced_or_named() -> None:
+    missing = {}
+    for package in PACKAGES:
+        for path in sorted((ROOT / "cdc" / package).rglob("*.py")):
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            names = watched_names(path) - set(REPLACED.get(module, ()))
+            if names and module not in OUTSIDE:
+                missing[module] = sorted(names)
+    assert not missing, "the simulation doesn't replace these: put them into REPLACED, or into OUTSIDE with the reason"
+
+
+def test_what_stays_outside_is_still_there() -> None:
+    for module in OUTSIDE:
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
+    for module in REPLACED:
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), module
