@@ -123,15 +123,11 @@ class StateStore:
         if is_empty:
             self._touch()
         try:
-            self._about, self._rows, self._counts_db, self._records_db, self._seen, self._redo = (
-                environment.open_db(name, create=is_empty)
-                for name in (b"about", b"rows", b"counts", b"records", b"seen", b"redo")
+            self._about, self._rows, self._counts_db, self._records_db, self._seen, self._redo = _databases(
+                environment, create=is_empty
             )
         except (lmdb.NotFoundError, lmdb.ReadonlyError) as error:
             raise StateError(f"{data} isn't a state store", "Give state.path a directory of its own.") from error
-        if is_empty:
-            with environment.begin(write=True, db=self._about) as txn:
-                txn.put(b"format", FORMAT)
         with environment.begin(db=self._about, buffers=False) as txn:
             written = txn.get(b"format")
             self.is_former = written in _FORMER_FORMATS
@@ -480,6 +476,18 @@ def _by_prefix(changes: Sequence[Change]) -> Iterator[tuple[bytes, Sequence[Chan
         return
     for prefix, group in groupby(changes, _prefix_of):
         yield prefix, list(group)
+
+
+def _databases(environment: lmdb.Environment, *, create: bool) -> tuple[Any, ...]:
+    """Return LMDB's databases. New ones come with the format in one commit, as no start could use a half of that."""
+    with environment.begin(write=True) if create else contextlib.nullcontext() as txn:
+        about, *others = (
+            environment.open_db(name, txn=txn, create=create)
+            for name in (b"about", b"rows", b"counts", b"records", b"seen", b"redo")
+        )
+        if txn is not None:
+            txn.put(b"format", FORMAT, db=about)
+    return about, *others
 
 
 def _rows_of(txn: Transaction, database: Any, prefix: bytes, after: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -549,6 +549,16 @@ def test_a_disk_without_room(small_disk: Path, count: int, seen: bool) -> None:
         assert re.search(says, str(error))  # noqa: PT017 - likewise
 
 
+@pytest.mark.parametrize("page_count", range(2, 14))
+def test_a_disk_that_is_full_while_a_store_is_created(tmp_path: Path, page_count: int) -> None:
+    """What is left is as good as nothing: the next start creates the store."""
+    with contextlib.suppress(StateError), full_disk(page_count * 4096):
+        StateStore(tmp_path / "images").close()
+    with closing(StateStore(tmp_path / "images")) as found:
+        found.write([(b"\0\0\2\0a", b"1")], ())
+        assert found.row_count == 1
+
+
 def test_a_disk_that_is_full_behind_the_commit(tmp_path: Path) -> None:
     """A large write is committed before all of it is in its place: it is then finished at the next start."""
     store = StateStore(tmp_path)
