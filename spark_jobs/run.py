@@ -26,7 +26,6 @@ from spark_jobs.audit.job import Audit
 from spark_jobs.contract.envelope import NO_CHANGE_EVENT, with_fault_column
 from spark_jobs.contract.source import Topics
 from spark_jobs.current.job import Current
-from spark_jobs.delta import tables
 from spark_jobs.errors import JobError, operator_message
 from spark_jobs.feeds.cache_invalidation import CacheInvalidation
 from spark_jobs.feeds.search_index import SearchIndex
@@ -46,6 +45,8 @@ from spark_jobs.runner.registered import Names, job_folder
 from spark_jobs.runner.report import Log, metrics
 from spark_jobs.runner.session import JARS_DIRECTORY_VARIABLE, build_session
 from spark_jobs.runner.watch import Gate, Listener, Watch, last_step
+from spark_jobs.tables.location import Location
+from spark_jobs.tables.places import check_schema, qualified
 
 JOBS: Final[dict[str, Job]] = {
     job.name: job
@@ -92,16 +93,16 @@ def parse_options(job: str, arguments: Sequence[str]) -> argparse.Namespace:
 def locate(session: SparkSession, options: argparse.Namespace) -> None:
     """Set `location`, and where needed `path` and `names`, of the options of a command with tables. Raises JobError."""
     if getattr(options, "path", None) is not None:
-        options.path = tables.qualified(session, options.path)
-        options.location = tables.Location(path=options.path)
+        options.path = qualified(session, options.path)
+        options.location = Location(path=options.path)
     elif getattr(options, "catalog", None) is not None:
-        tables.check_schema(session, options.catalog)
+        check_schema(session, options.catalog)
         prefix = getattr(options, "prefix", "")
-        options.location = tables.Location(schema=options.catalog, prefix=prefix, template=options.table_template)
+        options.location = Location(schema=options.catalog, prefix=prefix, template=options.table_template)
         if options.job in JOBS and not JOBS[options.job].takes_catalog:
             options.names = Names(session, options.location)
             options.path = job_folder(session, options.location, options.job)
-            options.location = tables.Location(path=options.path)
+            options.location = Location(path=options.path)
 
 
 def feed(sink: Sink, records: DataFrame, batch: int, query: str, control: Sequence[str]) -> None:
@@ -131,7 +132,7 @@ def _sink(session: SparkSession, job: Job, topics: Topics, options: argparse.Nam
     sink = job.sink(session, topics, options)
     if options.on_error == "dead-letter":
         path = options.dead_letters or f"{options.checkpoint.rstrip('/')}_dead_letters"
-        sink.dead_letters = DeadLetterTable(session, tables.qualified(session, path), job.name)
+        sink.dead_letters = DeadLetterTable(session, qualified(session, path), job.name)
     return sink
 
 

@@ -14,11 +14,11 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from spark_jobs.current import read_current, watermark
-from spark_jobs.delta import tables
 from spark_jobs.errors import JobError, operator_message
 from spark_jobs.runner.options import add_spark_options, hide
 from spark_jobs.runner.output import prepare, tell
 from spark_jobs.runner.session import JARS_DIRECTORY_VARIABLE, build_session
+from spark_jobs.tables.places import qualified
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         session = build_session(
             "tarantool-cdc show", master=options.master, jars_directory=options.jars_dir, settings=dict(options.spark_conf)
         )
-        paths = {path: tables.qualified(session, path).rstrip("/") for path in options.path}
+        paths = {path: qualified(session, path).rstrip("/") for path in options.path}
         marks = {place: watermark(session, place) if options.as_of else None for place in map(_parent, paths.values())}
         for path, found in paths.items():
             rows = read_current(session, found, marks[_parent(found)]).select("_key", "_row", "_seq")

@@ -63,7 +63,7 @@ SPARK_ORDER: Final = [
     "spark_jobs",
     "spark_jobs.errors",
     "spark_jobs.contract",
-    "spark_jobs.delta",
+    "spark_jobs.tables",
     "spark_jobs.runner",
     "spark_jobs.lake",
     "spark_jobs.current",

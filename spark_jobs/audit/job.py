@@ -53,13 +53,14 @@ from spark_jobs.audit.state import (
 )
 from spark_jobs.contract.envelope import CONTROL
 from spark_jobs.contract.source import Topics
-from spark_jobs.delta import tables
-from spark_jobs.delta.codegen import varying
-from spark_jobs.delta.state_files import StateFiles
 from spark_jobs.errors import JobError
 from spark_jobs.runner.checkpoint import query_id
 from spark_jobs.runner.job import Job, Sink
 from spark_jobs.runner.output import tell
+from spark_jobs.tables import delta
+from spark_jobs.tables.codegen import varying
+from spark_jobs.tables.places import qualified
+from spark_jobs.tables.state_files import StateFiles
 
 _FINDINGS_MAX: Final = 1000
 """Maximum number of findings of one kind in one batch.
@@ -103,7 +104,7 @@ class Audit(Job):
     def prepare(self, session: SparkSession, options: argparse.Namespace) -> None:
         """See `Job.prepare`."""
         if options.changes is not None:
-            options.changes = tables.qualified(session, options.changes)
+            options.changes = qualified(session, options.changes)
             options.bootstrap_servers, options.prefix = "", TableSource(session, options.changes).prefix()
 
     def place(self, options: argparse.Namespace) -> str:
@@ -284,7 +285,7 @@ class AuditSink(Sink):
         self._found.update(finding.kind for finding in found)
         rows = self._session.createDataFrame([astuple(finding) for finding in found], FINDING_SCHEMA)
         rows = rows.withColumn("found_at", F.current_timestamp())
-        tables.append_once(rows, f"{self._path}/findings", partition_by=(), application=application, batch=batch)
+        delta.append_once(rows, f"{self._path}/findings", partition_by=(), application=application, batch=batch)
         for finding in found[:_SAID_MAX]:
             _say(f"{finding.kind}: {finding.sentence}")
         if len(found) > _SAID_MAX:
@@ -383,14 +384,13 @@ class AuditSink(Sink):
         """Check that each row before is the row after of its key's previous change."""
         path = f"{self._path}/images"
         known = self._session.createDataFrame([], LAST_IMAGE_SCHEMA)
-        if tables.exists(self._session, path):
-            stored = tables.read(self._session, path).where(F.col("query") == query)
+        if delta.exists(self._session, path):
+            stored = delta.read(self._session, path).where(F.col("query") == query)
             known = newest(stored.where(F.col("batch") < batch).drop("query", "batch"))
             if batch % _COMPACT_EVERY == 0:
-                # The batches before this one are final, so no batch needs older rows. If this batch is repeated, the rows that it
-                # appended the first time stay: Delta doesn't append them again.
+                # Batches before this one are final. If this one is repeated, its first rows stay: they aren't appended again.
                 alive = known.where("op <> 'd'").withColumns({"query": F.lit(query), "batch": varying(batch - 1)})
-                tables.overwrite(alive.unionByName(stored.where(F.col("batch") >= batch)), path)
+                delta.overwrite(alive.unionByName(stored.where(F.col("batch") >= batch)), path)
         broken = self._broken(changes, known, state)
         if broken:
             # A snapshot's end may be read later than the events after it.
@@ -398,7 +398,7 @@ class AuditSink(Sink):
                 state.note_sweeps(record)
             broken = self._broken(changes, known, state)
         images = last_images(changes).withColumns({"query": F.lit(query), "batch": varying(batch)})
-        tables.append_once(images, path, partition_by=(), application=query, batch=batch)
+        delta.append_once(images, path, partition_by=(), application=query, batch=batch)
         return [_broken_chain(row) for row in broken]
 
     def _broken(self, changes: DataFrame, known: DataFrame, state: State) -> list[Row]:

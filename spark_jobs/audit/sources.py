@@ -17,9 +17,9 @@ from spark_jobs.audit.facts import SOURCE_FIELDS, slim
 from spark_jobs.contract import control_topics
 from spark_jobs.contract.envelope import parse
 from spark_jobs.contract.source import Topics
-from spark_jobs.delta import delta_log, tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake.event_table import PREFIX
+from spark_jobs.tables import delta as tables
 
 CONTROL_TOPICS: Final = ("transaction", "snapshot")
 
@@ -117,7 +117,7 @@ class TableSource:
 
     def prefix(self) -> str:
         """Return the topic prefix of the table's events. Raises JobError if there is no such table."""
-        state = delta_log.state(self._session, self._path)
+        state = tables.state(self._session, self._path)
         found = None if state is None else state.properties.get(PREFIX)
         if found is None or not self._has_offsets():
             raise JobError(
@@ -157,7 +157,7 @@ class TableSource:
     def snapshots(self) -> list[tuple[int, dict[str, Any]]]:
         """See `Source.snapshots`."""
         path = f"{self._path}/_control"
-        if delta_log.state(self._session, path) is None:
+        if tables.state(self._session, path) is None:
             return []
         rows = tables.read(self._session, path).where("kind = 'snapshot'").select("position", "value").collect()
         return sorted(((int(row["position"]), json.loads(row["value"])) for row in rows), key=lambda record: record[0])

@@ -16,7 +16,6 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.contract.source import Topics
 from spark_jobs.current.steps import Steps
-from spark_jobs.delta import tables
 from spark_jobs.lake.changes import CHANGES_OF_READERS, ChangesSink, add_deduplicate
 from spark_jobs.lake.control import KINDS
 from spark_jobs.lake.event_table import AppendRules
@@ -27,6 +26,7 @@ from spark_jobs.lake.positions import KafkaPositions, Positions
 from spark_jobs.lake.seconds import seconds
 from spark_jobs.runner.job import Job, Sink
 from spark_jobs.runner.registered import Names
+from spark_jobs.tables.places import qualified
 
 _INTERVAL: Final = 60.0
 
@@ -78,13 +78,21 @@ class Current(Job):
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> CurrentSink:
         """See `Job.sink`."""
-        elsewhere = None if options.changes is None else tables.qualified(session, options.changes)
-        lake = Lake(session, options.path, elsewhere)
+        elsewhere = None if options.changes is None else qualified(session, options.changes)
+        lake = Lake(session, options.path, elsewhere, options.location.format)
         lake.check_changes(elsewhere)
         positions, changes = KafkaPositions(session, topics, options.checkpoint), None
         if elsewhere is None:
             rules = AppendRules(looks_for_all=options.deduplicate == "always")
-            changes = ChangesSink(session, topics, lake.changes_path, positions, layout=CHANGES_OF_READERS, rules=rules)
+            changes = ChangesSink(
+                session,
+                topics,
+                lake.changes_path,
+                positions,
+                layout=CHANGES_OF_READERS,
+                rules=rules,
+                table_format=lake.format,
+            )
         # Batches wait during a merge of a backlog, so time alone is no reason for one.
         is_backlog = options.available_now
         rules_of_merges = MergeRules(

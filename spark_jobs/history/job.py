@@ -17,13 +17,14 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_jobs.contract.control_topics import with_value_as_key
 from spark_jobs.contract.envelope import parse
 from spark_jobs.contract.source import Topics
-from spark_jobs.delta import delta_log, tables
 from spark_jobs.errors import JobError
 from spark_jobs.history.intervals import SOURCE_FIELDS, as_of, control_versions, versions, versions_of
 from spark_jobs.history.store import History
 from spark_jobs.lake.event_table import PREFIX, AppendRules, EventTable
 from spark_jobs.runner.checkpoint import claim
 from spark_jobs.runner.job import Job, Sink, Task, query_of_batch
+from spark_jobs.tables import delta as tables
+from spark_jobs.tables.places import qualified
 
 _PUBLISH_EVERY: Final = 100
 
@@ -118,8 +119,8 @@ class HistoryOf(Task):
 
     def run(self, session: SparkSession, options: argparse.Namespace) -> int:
         """See `Task.run`."""
-        source = tables.qualified(session, options.changes)
-        state = delta_log.state(session, source)
+        source = qualified(session, options.changes)
+        state = tables.state(session, source)
         prefix = None if state is None else state.properties.get(PREFIX)
         if prefix is None:
             raise JobError(

@@ -20,11 +20,11 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract import control_topics
 from spark_jobs.contract.forms import Form, Forms
-from spark_jobs.delta import tables
-from spark_jobs.delta.folders import folder
 from spark_jobs.errors import JobError
 from spark_jobs.history.intervals import ENDING_SCHEMA, intervals, seq_at, shown, shown_columns
 from spark_jobs.history.keys import Move, moves, with_moves
+from spark_jobs.tables import delta as tables
+from spark_jobs.tables.folders import folder
 
 _VERSIONS: Final = "_versions"
 _FORM: Final = "tarantool_cdc.form"

@@ -14,51 +14,47 @@ transaction number of an application. Delta stores this number in the same commi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import copy
 from typing import Final
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract.forms import META_COLUMNS, Form
 from spark_jobs.contract.row_texts import typed
-from spark_jobs.delta import delta_log, tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake.current_rows import META_SCHEMA, Base
 from spark_jobs.lake.seqs import check_merged
+from spark_jobs.tables import delta
+from spark_jobs.tables.format import NameTakenError, Once, TableFormat
 
 _FORM: Final = "tarantool_cdc.form"
 _PREFIX: Final = "tarantool_cdc.prefix"
 _AWAITS: Final = "tarantool_cdc.awaits"
 _MERGED: Final = "tarantool_cdc.merged"
 _SETTLED: Final = "tarantool_cdc.settled."
-_TRANSACTION_NAME: Final = "spark.databricks.delta.write.txnAppId"
-_TRANSACTION_NUMBER: Final = "spark.databricks.delta.write.txnVersion"
 _LAYOUT: Final = "tarantool_cdc.layout"
 """Property with the version of the table's layout."""
 _KNOWN_LAYOUT: Final = "1"
 
-_TAKEN_NAME: Final = "AMBIGUOUS_REFERENCE"
-
-_PROPERTIES: Final = {_LAYOUT: _KNOWN_LAYOUT, "delta.enableDeletionVectors": "true"}
+_PROPERTIES: Final = {_LAYOUT: _KNOWN_LAYOUT}
 
 
 class BaseTable:
     """Merged rows of one space. Every method that writes may be repeated."""
 
-    def __init__(self, session: SparkSession, path: str, prefix: str | None = None) -> None:
+    def __init__(self, session: SparkSession, path: str, prefix: str | None = None, table_format: TableFormat = delta) -> None:
         """Read the table's state, and create nothing yet.
 
         Raises JobError if the table at the path is another job's or prefix's, or has a layout that this version doesn't know.
         """
         self.path = path
         self._session = session
+        self._format = table_format
         self._prefix = prefix
         self._own_session: SparkSession | None = None
         self._has_taken_name = False
-        self._state = delta_log.state(session, path)
+        self._state = table_format.state(session, path)
         found = None if self._state is None else self._state.properties.get(_PREFIX)
         if self._state is not None and (found is None or (prefix is not None and found != prefix)):
             raise JobError(
@@ -89,7 +85,7 @@ class BaseTable:
 
     def merged_at(self, seconds: float) -> int:
         """Return the seq up to which events were merged at a time, in seconds since 1970; -1 if there were none."""
-        state = delta_log.state_at(self._session, self.path, seconds)
+        state = self._format.state_at(self._session, self.path, seconds)
         return -1 if state is None else state.transactions.get(_MERGED, -1)
 
     @property
@@ -106,23 +102,27 @@ class BaseTable:
         """
         return self._state is not None and self._state.columns == (*META_COLUMNS, *self.form.columns())
 
+    def is_there(self) -> bool:
+        """Return whether the table exists now."""
+        return self._format.state(self._session, self.path) is not None
+
     def refresh(self) -> None:
         """Read the table's state again."""
-        self._state = delta_log.state(self._session, self.path)
+        self._state = self._format.state(self._session, self.path)
 
     def as_of(self, seq: int) -> BaseTable:
         """Return the last version of the table that contains no event after a seq."""
         then = copy(self)
         while then._state is not None and then.merged > seq:
-            version = then._state.version
-            then._state = delta_log.state(self._session, self.path, version - 1) if version else None
+            version = then._state.previous_version
+            then._state = None if version is None else self._format.state(self._session, self.path, version)
         return then
 
     def base(self, version: int | None = None) -> Base | None:
         """Return the table's rows, now or in a version; None if there is no table."""
         if self._state is None:
             return None
-        rows = tables.read(self._session, self.path, self._state.version if version is None else version)
+        rows = self._format.read(self._session, self.path, self._state.version if version is None else version)
         if tuple(rows.columns) != (*META_COLUMNS, *self.form.columns()):
             # A process stopped while it rewrote the table, or another version of the job gives fields other columns.
             rows = typed(rows.select(*META_COLUMNS), self.form)
@@ -130,7 +130,7 @@ class BaseTable:
 
     def count(self) -> int:
         """Return the number of rows."""
-        return 0 if self._state is None else tables.read(self._session, self.path).count()
+        return 0 if self._state is None else self._format.read(self._session, self.path).count()
 
     def create(self, form: Form) -> None:
         """Create an empty table with this form's columns, unless the table exists."""
@@ -138,7 +138,7 @@ class BaseTable:
             assert self._prefix is not None
             schema = typed(self._session.createDataFrame([], META_SCHEMA), form).schema
             properties = {_PREFIX: self._prefix, _FORM: form.to_json(), **_PROPERTIES}
-            tables.create(self._session, self.path, schema, properties)
+            self._format.create(self._session, self.path, schema, properties)
             self.refresh()
 
     def replace(self, rows: DataFrame, form: Form, merged: int) -> None:
@@ -149,29 +149,40 @@ class BaseTable:
     def merge(self, newest: DataFrame, merged: int) -> bool:
         """Merge the newest rows of some keys (`current_rows.newest_rows`), as of the seq `merged`.
 
-        Returns False if Delta can't, because a column has a name that MERGE uses itself. Nothing has changed then.
+        Returns False if the format can't, because a column has a name that MERGE uses itself. Nothing has changed then.
         """
         check_merged(self.merged, merged)
-        # The transaction number of a MERGE is a setting of the session, so each table has its own session.
-        self._own_session = self._own_session or self._session.newSession()
-        self._own_session.conf.set(_TRANSACTION_NAME, _MERGED)
-        self._own_session.conf.set(_TRANSACTION_NUMBER, str(merged))
-        is_done = self._by_delta(lambda session: tables.merge_rows(session, self.path, newest), self._own_session)
+        if self._has_taken_name:
+            return False
+        # The number of a MERGE is a setting of the session, so each table has its own session.
+        session = self._own_session = self._own_session or self._session.newSession()
+        try:
+            self._format.merge_rows(session, self.path, newest, Once(_MERGED, merged))
+        except NameTakenError:
+            if not self.has_columns_of_form:
+                raise
+            self._has_taken_name = True
         self.refresh()
-        return is_done
+        return not self._has_taken_name
 
     def advance(self, merged: int) -> None:
         """Record that the rows haven't changed up to the seq `merged`."""
         check_merged(self.merged, merged)
-        empty = tables.read(self._session, self.path).limit(0)
-        tables.append_once(empty, self.path, partition_by=(), application=_MERGED, batch=merged)
+        empty = self._format.read(self._session, self.path).limit(0)
+        self._format.append_once(empty, self.path, partition_by=(), application=_MERGED, batch=merged)
         self.refresh()
 
     def sweep(self, seq: int) -> None:
         """Delete all rows up to a seq. All events before the sweep must be merged, or older versions would lack these rows."""
-        is_done = self._by_delta(lambda session: tables.delete(session, self.path, f"_seq <= {seq}"), self._session)
-        if not is_done:
-            tables.overwrite(tables.read(self._session, self.path).where(F.col("_seq") > seq), self.path)
+        if not self._has_taken_name:
+            try:
+                self._format.delete(self._session, self.path, f"_seq <= {seq}")
+            except NameTakenError:
+                if not self.has_columns_of_form:
+                    raise
+                self._has_taken_name = True
+        if self._has_taken_name:
+            self._format.overwrite(self._format.read(self._session, self.path).where(F.col("_seq") > seq), self.path)
         self.refresh()
 
     def is_settled(self, form: Form) -> bool:
@@ -186,8 +197,8 @@ class BaseTable:
         if self.is_settled(form):
             return
         if rows is None:
-            empty = tables.read(self._session, self.path).limit(0)
-            tables.append_once(empty, self.path, partition_by=(), application=f"{_SETTLED}{form.point}", batch=1)
+            empty = self._format.read(self._session, self.path).limit(0)
+            self._format.append_once(empty, self.path, partition_by=(), application=f"{_SETTLED}{form.point}", batch=1)
             self.refresh()
         else:
             self._overwrite(rows, columns, f"{_SETTLED}{form.point}", 1)
@@ -200,31 +211,11 @@ class BaseTable:
 
     def await_rows(self, form: Form, version: int) -> None:
         """Record from which version of the other table this one must take over the rows, even if that table changes meanwhile."""
-        tables.set_properties(self._session, self.path, {_AWAITS: f"{form.point}@{version}"})
+        self._format.set_properties(self._session, self.path, {_AWAITS: f"{form.point}@{version}"})
         self.refresh()
 
-    def _by_delta(self, step: Callable[[SparkSession], None], session: SparkSession) -> bool:
-        """Run a MERGE or DELETE, and return whether Delta could.
-
-        Both add columns to the table's (`path`, `rowIndexCol`, …), and fail while they are planned if the table has such a name.
-        """
-        if self._has_taken_name:
-            return False
-        try:
-            step(session)
-        except AnalysisException as error:
-            if _TAKEN_NAME not in str(error) or not self.has_columns_of_form:
-                raise
-            self._has_taken_name = True
-        return not self._has_taken_name
-
     def _overwrite(self, rows: DataFrame, form: Form, application: str, number: int) -> None:
-        writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
-        writer = writer.option("txnAppId", application).option("txnVersion", number)
-        # The rows come from a fixed version of the table, so it doesn't matter if `maintain` compacts the table meanwhile.
-        tables.retried(lambda: writer.save(self.path))
-        # If the process stops between these two commits, the columns don't match the form in the properties. They are then made
-        # again from `_row`.
-        if self.form != form:
-            tables.set_properties(self._session, self.path, {_FORM: form.to_json()})
+        # The rows come from a fixed version of the table, so it doesn't matter if `maintain` compacts the table meanwhile. If the
+        # process stops before the property is there, too, the columns are made again from `_row`.
+        self._format.overwrite(rows, self.path, once=Once(application, number), properties={_FORM: form.to_json()})
         self.refresh()

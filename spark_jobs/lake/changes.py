@@ -13,15 +13,13 @@ from __future__ import annotations
 import argparse
 from abc import abstractmethod
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.contract.envelope import SOURCE, parse
 from spark_jobs.contract.source import Topics
-from spark_jobs.delta.codegen import varying
-from spark_jobs.delta.tables import Table
 from spark_jobs.lake.change_rows import (
     CHANGELOG_COLUMNS,
     CHANGES_COLUMNS,
@@ -38,6 +36,10 @@ from spark_jobs.lake.typed_events import TypedEventsSink
 from spark_jobs.lake.watermark import Ends, distance
 from spark_jobs.runner.checkpoint import MadeTables
 from spark_jobs.runner.job import Job, Sink
+from spark_jobs.tables import delta
+from spark_jobs.tables.codegen import varying
+from spark_jobs.tables.format import TableFormat
+from spark_jobs.tables.places import Table
 
 
 @dataclass(frozen=True)
@@ -49,18 +51,16 @@ class Layout:
     source_fields: Collection[str]
     """Fields of `source` that the columns need beside those that are always parsed."""
     partition_by: tuple[str, ...]
-    properties: Mapping[str, str] = field(default_factory=dict)
+    skips_by: tuple[str, ...] = ()
+    """Columns by whose values readers skip files. The long texts, which come first, need no such statistics."""
 
 
-_PROPERTIES: Final = {
-    # Delta skips files by the minimum and maximum of these columns. The long texts, which come first, need no such statistics.
-    "delta.dataSkippingStatsColumns": "seq,space_id,op,schema_version,source_ts,batch",
-}
-CHANGES: Final = Layout(CHANGES_COLUMNS, SOURCE_FIELDS_OF_CHANGES, ("space",), _PROPERTIES)
+_SKIPS_BY: Final = ("seq", "space_id", "op", "schema_version", "source_ts", "batch")
+CHANGES: Final = Layout(CHANGES_COLUMNS, SOURCE_FIELDS_OF_CHANGES, ("space",), _SKIPS_BY)
 CHANGES_OF_READERS: Final = Layout(
-    {name: CHANGES_COLUMNS[name] for name in COLUMNS_OF_READERS}, SOURCE_FIELDS_OF_READERS, ("space",), _PROPERTIES
+    {name: CHANGES_COLUMNS[name] for name in COLUMNS_OF_READERS}, SOURCE_FIELDS_OF_READERS, ("space",), _SKIPS_BY
 )
-CHANGES_BY_DATE: Final = Layout({**CHANGES_COLUMNS, "date": DATE}, SOURCE_FIELDS_OF_CHANGES, ("space", "date"), _PROPERTIES)
+CHANGES_BY_DATE: Final = Layout({**CHANGES_COLUMNS, "date": DATE}, SOURCE_FIELDS_OF_CHANGES, ("space", "date"), _SKIPS_BY)
 CHANGELOG: Final = Layout(CHANGELOG_COLUMNS, SOURCE.names, ("space", "date"))
 
 _SMALL_BATCH: Final = 10_000
@@ -113,7 +113,9 @@ class Changes(Events):
         """See `Events.untyped`."""
         layout = CHANGES_BY_DATE if options.partition_by_date else CHANGES
         positions = KafkaPositions(session, topics, options.checkpoint)
-        return ChangesSink(session, topics, options.path, positions, layout=layout, rules=rules)
+        return ChangesSink(
+            session, topics, options.path, positions, layout=layout, rules=rules, table_format=options.location.format
+        )
 
 
 class Changelog(Events):
@@ -125,14 +127,22 @@ class Changelog(Events):
 
     def untyped(self, session: SparkSession, topics: Topics, options: argparse.Namespace, rules: AppendRules) -> EventsSink:
         """See `Events.untyped`."""
-        return EventsSink(session, topics, options.location.only(self.name), layout=CHANGELOG, rules=rules)
+        table = options.location.only(self.name)
+        return EventsSink(session, topics, table, layout=CHANGELOG, rules=rules, table_format=options.location.format)
 
 
 class EventsSink(Sink):
     """Sink that appends each batch to one table of events, once."""
 
     def __init__(
-        self, session: SparkSession, topics: Topics, path: Table, *, layout: Layout, rules: AppendRules = USUAL_RULES
+        self,
+        session: SparkSession,
+        topics: Topics,
+        path: Table,
+        *,
+        layout: Layout,
+        rules: AppendRules = USUAL_RULES,
+        table_format: TableFormat = delta,
     ) -> None:
         """Name the table, and create nothing yet."""
         self._topics = topics
@@ -143,8 +153,8 @@ class EventsSink(Sink):
             topics.prefix,
             layout.partition_by,
             spaces=topics.spaces,
-            rules=rules,
-            properties=layout.properties,
+            rules=replace(rules, skips_by=layout.skips_by),
+            table_format=table_format,
         )
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
@@ -175,12 +185,13 @@ class ChangesSink(EventsSink):
         *,
         layout: Layout = CHANGES,
         rules: AppendRules = USUAL_RULES,
+        table_format: TableFormat = delta,
     ) -> None:
         """Set the sink up."""
-        super().__init__(session, topics, path, layout=layout, rules=rules)
+        super().__init__(session, topics, path, layout=layout, rules=rules, table_format=table_format)
         self._positions = positions
         self._path = path
-        self._control = ControlTable(session, path)
+        self._control = ControlTable(session, path, table_format)
         self._control_ends: Ends | None = None
         self._read: tuple[int, Ends] | None = None
 

@@ -17,8 +17,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark_jobs.contract.control_topics import Completed, completed, started
 from spark_jobs.contract.forms import Forms
 from spark_jobs.contract.source import Topics
-from spark_jobs.delta import delta_log, tables
-from spark_jobs.delta.codegen import interpreting
+from spark_jobs.tables.codegen import interpreting
+from spark_jobs.tables.format import TableFormat
 
 KINDS: Final = ("schema", "snapshot")
 """The control topics, without their prefix."""
@@ -74,9 +74,10 @@ _READ: Final[dict[str, _Read]] = {}
 class ControlTable:
     """Table with the records of the control topics."""
 
-    def __init__(self, session: SparkSession, changes_path: str) -> None:
+    def __init__(self, session: SparkSession, changes_path: str, table_format: TableFormat) -> None:
         """Name the table. `changes_path` is the path of the table of events."""
         self._session = session
+        self._format = table_format
         self.path = f"{changes_path}/_control"
 
     def write(self, records: Iterable[Record]) -> None:
@@ -85,7 +86,7 @@ class ControlTable:
         if (known := self._read()) is not None and known.records == new:
             return
         frame = self._session.createDataFrame(new, _COLUMNS)
-        frame.coalesce(1).write.format("delta").mode("overwrite").save(self.path)
+        self._format.overwrite(frame.coalesce(1), self.path)
 
     def read(self) -> Control:
         """Return the contents of the control topics. Raises JobError."""
@@ -94,12 +95,12 @@ class ControlTable:
 
     def _read(self) -> _Read | None:
         """Return the table's present contents; None if there is no table."""
-        state = delta_log.state(self._session, self.path)
+        state = self._format.state(self._session, self.path)
         if state is None:
             return None
         known = _READ.get(self.path)
         if known is None or known.identity != state.identity:
-            rows = tables.read(interpreting(self._session), self.path, state.version).collect()
+            rows = self._format.read(interpreting(self._session), self.path, state.version).collect()
             records = sorted((row["kind"], row["position"], row["value"]) for row in rows)
             known = _READ[self.path] = _Read(state.identity, records)
         return known

@@ -19,13 +19,14 @@ from functools import reduce
 from operator import and_
 from typing import Final
 
-from delta.exceptions.captured import ConcurrentTransactionException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.delta import delta_log, tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake import lanes
+from spark_jobs.tables import delta
+from spark_jobs.tables.format import OvertakenError, TableFormat, TableState
+from spark_jobs.tables.places import Table
 
 _CLAIM: Final = "tarantool_cdc.claim "
 """Beginning of the table property with a lane's query, its claim's number, and the highest seq that others may have written."""
@@ -34,7 +35,7 @@ PREFIX: Final = "tarantool_cdc.prefix"
 _TRIES: Final = 5
 
 
-def table_is_gone(table: tables.Table) -> JobError:
+def table_is_gone(table: Table) -> JobError:
     """Return the error for a table to which earlier batches of the same checkpoint were written, and which isn't there."""
     return JobError(
         f"The table at {table} is gone, but earlier batches of this checkpoint were written to it. Put the table back where it "
@@ -61,6 +62,8 @@ class AppendRules:
     """Whether rows may have columns that the table lacks."""
     identity: Sequence[str] = ("seq",)
     """Columns by which rows in the same partition of the table are the same event."""
+    skips_by: Sequence[str] = ()
+    """Columns of a new table whose values are summed up for each file (`TableFormat.create`)."""
 
 
 USUAL_RULES: Final = AppendRules()
@@ -72,17 +75,17 @@ class EventTable:
     def __init__(
         self,
         session: SparkSession,
-        path: tables.Table,
+        path: Table,
         prefix: str,
         partition_by: Sequence[str],
         *,
         spaces: str = ".*",
         rules: AppendRules = USUAL_RULES,
-        properties: Mapping[str, str] | None = None,
+        table_format: TableFormat = delta,
     ) -> None:
         """Name the table, and create nothing yet.
 
-        `spaces` is the regular expression of `--spaces` for the query's events. A new table gets `properties`.
+        `spaces` is the regular expression of `--spaces` for the query's events.
         """
         self.path = path
         self._session = session
@@ -90,11 +93,9 @@ class EventTable:
         self._partition_by = tuple(partition_by)
         self._spaces = spaces
         self._rules = rules
-        self._properties = properties or {}
+        self._format = table_format
         self._lane = lanes.lane(spaces)
         self._claim: Claim | None = None
-        self._location: str | None = None
-        """Path of a catalog's table, once it is known."""
 
     def take(self, rows: DataFrame, batch: int, query: str) -> Claim:
         """Make the table belong to the query, if it doesn't yet, before anything of this batch is written. Rows aren't computed.
@@ -120,7 +121,7 @@ class EventTable:
         elif claim.known_seq is not None and not rows.where(F.col("seq") <= claim.known_seq).isEmpty():
             rows = self._missing(rows, claim.known_seq)
         try:
-            tables.append_once(
+            self._format.append_once(
                 rows,
                 self.path,
                 partition_by=self._partition_by,
@@ -128,7 +129,7 @@ class EventTable:
                 batch=lanes.number(claim.number, batch),
                 gets_columns=self._rules.gets_columns,
             )
-        except ConcurrentTransactionException as error:
+        except OvertakenError as error:
             raise self._taken_over() from error
         # Delta skips the append without a word if another query has claimed the table meanwhile.
         self._check_own(claim)
@@ -143,8 +144,6 @@ class EventTable:
 
         Raises JobError if the table is gone, or if another query for the same events has taken it over.
         """
-        if isinstance(self.path, tables.CatalogTable) and not self._is_there():
-            raise table_is_gone(self.path)
         found = self._state().transactions
         if not lanes.holds(claim.number, self._lane, found):
             raise self._taken_over()
@@ -177,23 +176,25 @@ class EventTable:
             " a table if the --spaces of each lists its spaces by name, as in 'users|orders', and no two have the same.)"
         )
 
-    def _state(self) -> delta_log.TableState:
+    def _state(self) -> TableState:
         """Return the table's state. Raises JobError if there is no table any more."""
-        if isinstance(self.path, tables.CatalogTable):
-            self._location = self._location or tables.table_location(self._session, self.path)
-        found = delta_log.state(self._session, self._location or str(self.path))
+        found = self._format.state(self._session, self.path)
         if found is None:
             raise table_is_gone(self.path)
         return found
 
     def _adopt(self, rows: DataFrame, query: str) -> Claim:
         """Make the table belong to this query, and return its claim."""
-        if isinstance(self.path, tables.CatalogTable):
-            tables.create(self._session, self.path, rows.schema, self._properties, partition_by=self._partition_by)
-        elif not self._is_there():
-            # Delta's own function to create a table would fail if the folder already contains other tables.
-            empty = self._session.createDataFrame([], rows.schema).write.format("delta").partitionBy(*self._partition_by)
-            empty.options(**self._properties).mode("append").save(self.path)
+        if not self._is_there():
+            self._format.create(
+                self._session,
+                self.path,
+                rows.schema,
+                {},
+                partition_by=self._partition_by,
+                skips_by=self._rules.skips_by,
+                has_others_inside=True,
+            )
         found = self._state().properties
         if found.get(PREFIX, self._prefix) != self._prefix:
             raise JobError(
@@ -207,11 +208,11 @@ class EventTable:
                 return claim
         number = self._claim_lanes(rows)
         # Read after the claim, so that no other query can add events meanwhile.
-        known: int | None = tables.read(self._session, self.path).agg(F.max("seq")).collect()[0][0]
+        known: int | None = self._format.read(self._session, self.path).agg(F.max("seq")).collect()[0][0]
         claim = Claim(query, number, known)
         told = {"query": query, "number": number, "known_seq": known}
         changed = {PREFIX: self._prefix, f"{_CLAIM}{self._spaces}": json.dumps(told)}
-        tables.retried(lambda: tables.set_properties(self._session, self.path, changed))
+        self._format.set_properties(self._session, self.path, changed)
         return claim
 
     def _claim_lanes(self, rows: DataFrame) -> int:
@@ -223,7 +224,7 @@ class EventTable:
             number = lanes.next_claim(claimed, before, random.randint(1, lanes.JUMP_MAX))  # noqa: S311 - no secret
             try:
                 for name in claimed:
-                    tables.append_once(
+                    self._format.append_once(
                         empty,
                         self.path,
                         partition_by=self._partition_by,
@@ -231,22 +232,19 @@ class EventTable:
                         batch=lanes.number(number, -1),
                         gets_columns=self._rules.gets_columns,
                     )
-            except ConcurrentTransactionException:
+            except OvertakenError:
                 continue
             if lanes.holds(number, self._lane, self._state().transactions):
                 return number
         raise self._taken_over()
 
     def _is_there(self) -> bool:
-        if isinstance(self.path, tables.CatalogTable):
-            return tables.exists(self._session, self.path)
-        # Delta's own function would treat every folder inside a table as that table.
-        return delta_log.state(self._session, self.path) is not None
+        return self._format.exists(self._session, self.path)
 
     def _missing(self, rows: DataFrame, known: int | None) -> DataFrame:
         """Return the rows whose event isn't in the table. The table has no events with a seq above `known`."""
         same = [*self._partition_by, *self._rules.identity]
-        written = tables.read(self._session, self.path)
+        written = self._format.read(self._session, self.path)
         if known is not None:
             written = written.where(F.col("seq") <= known)
         written = written.select(*(F.col(name).alias(f"written {name}") for name in same))

@@ -11,7 +11,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.delta import delta_log, tables
+from spark_jobs.tables.format import TableFormat
 
 _COLUMNS: Final = "space string, seq bigint"
 
@@ -22,24 +22,25 @@ _READ: Final[dict[str, tuple[tuple[str, int], dict[str, int]]]] = {}
 class ForgottenTable:
     """Table with a row for each space of which events have been removed."""
 
-    def __init__(self, session: SparkSession, changes_path: str) -> None:
+    def __init__(self, session: SparkSession, changes_path: str, table_format: TableFormat) -> None:
         """Name the table. `changes_path` is the path of the table of events."""
         self.path = f"{changes_path}/_forgotten"
         self._session = session
+        self._format = table_format
 
     def create(self) -> None:
         """Create an empty table, unless there is one."""
-        if delta_log.state(self._session, self.path) is None:
-            self._session.createDataFrame([], _COLUMNS).write.format("delta").mode("ignore").save(self.path)
+        if self._format.state(self._session, self.path) is None:
+            self._format.create(self._session, self.path, self._session.createDataFrame([], _COLUMNS).schema, {})
 
     def seqs(self) -> dict[str, int]:
         """Return, by space, the seq up to which events have been removed."""
-        state = delta_log.state(self._session, self.path)
+        state = self._format.state(self._session, self.path)
         if state is None:
             return {}
         known = _READ.get(self.path)
         if known is None or known[0] != state.identity:
-            rows = tables.read(self._session, self.path, state.version).collect()
+            rows = self._format.read(self._session, self.path, state.version).collect()
             known = _READ[self.path] = (state.identity, {row["space"]: row["seq"] for row in rows})
         return dict(known[1])
 
@@ -49,4 +50,4 @@ class ForgottenTable:
         known = self.seqs()
         highest = {space: max(seqs.get(space, -1), known.get(space, -1)) for space in {*seqs, *known}}
         if highest != known:
-            tables.overwrite(self._session.createDataFrame(list(highest.items()), _COLUMNS).coalesce(1), self.path)
+            self._format.overwrite(self._session.createDataFrame(list(highest.items()), _COLUMNS).coalesce(1), self.path)

@@ -12,13 +12,14 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from spark_jobs.contract.sql_text import literal
-from spark_jobs.delta import tables
-from spark_jobs.delta.tables import CatalogTable, Location
 from spark_jobs.errors import JobError
 from spark_jobs.lake.base_table import BaseTable
 from spark_jobs.lake.control import Control
 from spark_jobs.lake.lake import Lake
 from spark_jobs.runner.output import tell
+from spark_jobs.tables import delta as tables
+from spark_jobs.tables.location import Location
+from spark_jobs.tables.places import CatalogTable
 
 _SUFFIX: Final = "_fresh"
 _REFRESH_SECONDS: Final = 3600.0

@@ -20,9 +20,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_jobs.contract.forms import Form, Forms
-from spark_jobs.delta import delta_log, tables
-from spark_jobs.delta.codegen import interpreting
-from spark_jobs.delta.folders import folder
 from spark_jobs.errors import JobError
 from spark_jobs.lake import few_events
 from spark_jobs.lake.base_table import BaseTable
@@ -32,6 +29,10 @@ from spark_jobs.lake.forgotten import ForgottenTable
 from spark_jobs.lake.fresh_view import FreshView
 from spark_jobs.lake.late_topics import LateTopics
 from spark_jobs.lake.seqs import check_read, forgettable
+from spark_jobs.tables import delta
+from spark_jobs.tables.codegen import interpreting
+from spark_jobs.tables.folders import folder
+from spark_jobs.tables.format import TableFormat
 
 CHANGES: Final = "_changes"
 _WATERMARK: Final = "_watermark"
@@ -60,25 +61,28 @@ class SpaceRows:
 class Lake:
     """The tables under one path, and the table of events from which they are made."""
 
-    def __init__(self, session: SparkSession, path: str, changes_path: str | None = None) -> None:
+    def __init__(
+        self, session: SparkSession, path: str, changes_path: str | None = None, table_format: TableFormat = delta
+    ) -> None:
         """Find the table of events. `changes_path` is its path if another job's table is used.
 
         Otherwise the path comes from the watermark's properties, or is the usual one.
         """
         self.session = session
+        self.format = table_format
         self.path = path.rstrip("/")
         self._watermark_path = f"{self.path}/{_WATERMARK}"
-        state = delta_log.state(session, self._watermark_path)
+        state = table_format.state(session, self._watermark_path)
         self._recorded_path = None if state is None else state.properties.get(_EVENTS)
         self._elsewhere = changes_path or self._recorded_path
         self.changes_path = self._elsewhere or f"{self.path}/{CHANGES}"
-        self.control_table = ControlTable(session, self.changes_path)
+        self.control_table = ControlTable(session, self.changes_path, table_format)
         # Events of another job's table are never removed.
-        self.forgotten_table = ForgottenTable(session, self.changes_path) if self._elsewhere is None else None
+        self.forgotten_table = ForgottenTable(session, self.changes_path, table_format) if self._elsewhere is None else None
 
     def table(self, space: str, prefix: str | None = None) -> BaseTable:
         """Return the table of a space's merged rows."""
-        return BaseTable(self.session, self.table_path(space), prefix)
+        return BaseTable(self.session, self.table_path(space), prefix, self.format)
 
     def table_path(self, space: str) -> str:
         """Return the path of that table."""
@@ -96,10 +100,10 @@ class Lake:
     def changes(self, version: int | None = None, session: SparkSession | None = None) -> DataFrame | None:
         """Return all events, now or in a version of their table; None if there is no such table yet."""
         version = self._changes_version() if version is None else version
-        return None if version is None else tables.read(session or self.session, self.changes_path, version)
+        return None if version is None else self.format.read(session or self.session, self.changes_path, version)
 
     def _changes_version(self) -> int | None:
-        found = delta_log.state(self.session, self.changes_path)
+        found = self.format.state(self.session, self.changes_path)
         return None if found is None else found.version
 
     def forgettable(self, seconds: float) -> dict[str, int]:
@@ -113,11 +117,11 @@ class Lake:
 
     def has_watermark(self) -> bool:
         """Return whether a watermark is published."""
-        return delta_log.state(self.session, self._watermark_path) is not None
+        return self.format.state(self.session, self._watermark_path) is not None
 
     def watermark(self) -> int:
         """Return the published watermark. Raises JobError if there is none."""
-        published = delta_log.state(self.session, self._watermark_path)
+        published = self.format.state(self.session, self._watermark_path)
         if published is None:
             raise JobError(
                 f"There is no watermark in {self.path} yet: the job `current` publishes it with its first batch. "
@@ -127,24 +131,24 @@ class Lake:
 
     def late_topics(self) -> LateTopics | None:
         """Return what is noted about the topics; None if nothing is."""
-        published = delta_log.state(self.session, self._watermark_path)
+        published = self.format.state(self.session, self._watermark_path)
         kept = None if published is None else published.properties.get(_TOPICS)
         return None if kept is None else LateTopics.from_json(kept)
 
     def note_topics(self, topics: LateTopics) -> None:
         """Note topics. A watermark must be published."""
-        tables.set_properties(self.session, self._watermark_path, {_TOPICS: topics.to_json()})
+        self.format.set_properties(self.session, self._watermark_path, {_TOPICS: topics.to_json()})
 
     def publish(self, seq: int, topics: LateTopics | None = None) -> None:
         """Publish a watermark. The first one is published together with what is noted about the topics."""
         if self.has_watermark():
-            tables.set_properties(self.session, self._watermark_path, {_SEQ: str(seq)})
+            self.format.set_properties(self.session, self._watermark_path, {_SEQ: str(seq)})
             return
         noted = {} if topics is None else {_TOPICS: topics.to_json()}
         # The usual place of the events isn't recorded, so that the complete folder can be moved.
         elsewhere = {} if self._elsewhere is None else {_EVENTS: self._elsewhere}
         columns = StructType([StructField("unused", LongType())])
-        tables.create(self.session, self._watermark_path, columns, {_SEQ: str(seq), **elsewhere, **noted})
+        self.format.create(self.session, self._watermark_path, columns, {_SEQ: str(seq), **elsewhere, **noted})
 
     def space_of(self, name: str) -> str:
         """Return the space whose folder has this name. Raises JobError if there is none."""
@@ -229,7 +233,7 @@ class Lake:
         if version is not None:
             is_unmerged = (F.col("space") == space) & (F.col("seq") > table.merged) & (F.col("seq") <= bound)
             asked, read = (
-                tables.read(session, self.changes_path, version).where(is_unmerged)
+                self.format.read(session, self.changes_path, version).where(is_unmerged)
                 for session in (interpreting(self.session), self.session)
             )
             unmerged = _unmerged(asked, read, swept, control)

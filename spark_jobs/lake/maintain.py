@@ -21,15 +21,16 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.delta import tables
-from spark_jobs.delta.tables import CatalogTable, Table
+from spark_jobs.contract.sql_text import literal
 from spark_jobs.errors import JobError
 from spark_jobs.lake.lake import CHANGES, Lake
 from spark_jobs.runner.job import Task
 from spark_jobs.runner.options import add_table_options
 from spark_jobs.runner.registered import all_jobs_folder
+from spark_jobs.tables import delta as tables
+from spark_jobs.tables.location import Location
+from spark_jobs.tables.places import CatalogTable, Table
 
 _WEEK_HOURS: Final = 168
 _DEPTH: Final = 3
@@ -166,9 +167,7 @@ def _forget_merged(session: SparkSession, table: str, hours: float, *, is_dry: b
     if lake.forgotten_table is None or not lake.has_watermark():
         return
     forgettable = lake.forgettable(time.time() - hours * 3600)
-    condition = F.lit(False)
-    for space, seq in forgettable.items():
-        condition |= (F.col("space") == space) & (F.col("seq") <= seq)
+    condition = " or ".join(f"(space = {literal(space)} and seq <= {seq})" for space, seq in forgettable.items()) or "false"
     rows = tables.read(session, table).where(condition).count()
     if rows and not is_dry:
         lake.forgotten_table.record(forgettable)
@@ -176,7 +175,7 @@ def _forget_merged(session: SparkSession, table: str, hours: float, *, is_dry: b
     yield f"{'would forget' if is_dry else 'forgot'} {rows} events that have been merged for {hours:g} hours"
 
 
-def _tables(session: SparkSession, location: tables.Location) -> Iterator[Table]:
+def _tables(session: SparkSession, location: Location) -> Iterator[Table]:
     """Yield the tables that jobs have made at the location; under a path also tables of dead letters."""
     if location.path is not None:
         yield from _under(session, location.path, _DEPTH)

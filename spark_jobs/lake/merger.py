@@ -29,8 +29,6 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark_jobs.contract.forms import META_COLUMNS, Form
 from spark_jobs.contract.row_texts import rekey, typed
 from spark_jobs.contract.source import Topics
-from spark_jobs.delta import delta_log
-from spark_jobs.delta.codegen import interpreting
 from spark_jobs.errors import JobError, job_error_from_worker
 from spark_jobs.lake.base_table import BaseTable
 from spark_jobs.lake.control import Control
@@ -41,6 +39,7 @@ from spark_jobs.lake.late_topics import LateTopics, Place
 from spark_jobs.lake.positions import Positions
 from spark_jobs.lake.seqs import LakeSeqs
 from spark_jobs.lake.watermark import Ends, EventsAfterMark, advance, bitmaps, covers, ends_without_records, last_end
+from spark_jobs.tables.codegen import interpreting
 
 SHARE: Final = 0.5
 """Share of a table's rows: with so many unmerged changes, a space is merged before the interval has passed."""
@@ -176,7 +175,7 @@ class Merger:
     def _gone(self) -> JobError | None:
         """Return the error if the table of a space has been removed while the job ran."""
         for space, known in self._spaces.items():
-            if known.table.exists and delta_log.state(self.lake.session, known.table.path) is None:
+            if known.table.exists and not known.table.is_there():
                 return JobError(
                     f"The table of the space {space!r}, {known.table.path}, was removed while the job ran. Put it back, or start"
                     " the job again: it makes the table again from the space's events, if `maintain` has left all of them."
@@ -509,7 +508,7 @@ def evidence(lake: Lake, positions: Positions, batch: int, *, has_before: bool =
     """Return the evidence for the present table of events, after a batch. With `has_before` its `before` is complete."""
     read = positions.read_up_to(batch)
     before = positions.read_up_to(batch - 1) if has_before and batch else {}
-    state = delta_log.state(lake.session, lake.changes_path)
+    state = lake.format.state(lake.session, lake.changes_path)
     if state is None:
         raise table_is_gone(lake.changes_path)
     control = lake.control_table.read()

@@ -20,7 +20,6 @@ from spark_jobs.contract import control_topics
 from spark_jobs.contract.envelope import parse
 from spark_jobs.contract.forms import Form, Forms, Version
 from spark_jobs.contract.source import Topics
-from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS, event_rows
 from spark_jobs.lake.control import without_control
@@ -28,6 +27,9 @@ from spark_jobs.lake.event_table import AppendRules, EventTable, table_is_gone
 from spark_jobs.lake.field_columns import FieldColumns
 from spark_jobs.runner.checkpoint import MadeTables
 from spark_jobs.runner.job import REFUSED_SCHEMA, Sink
+from spark_jobs.tables import delta as tables
+from spark_jobs.tables.location import Location
+from spark_jobs.tables.places import Table
 
 _COLUMNS: Final = "tarantool_cdc.columns"
 _PARTITIONS: Final = ("date",)
@@ -45,7 +47,7 @@ class TypedEventsSink(Sink):
         self,
         session: SparkSession,
         topics: Topics,
-        location: tables.Location,
+        location: Location,
         made: MadeTables,
         *,
         always: bool = False,
@@ -154,7 +156,7 @@ def _names_one_of(versions: Collection[Version]) -> Column:
 class TypedEventTable:
     """Table of one space's events, with typed rows."""
 
-    def __init__(self, session: SparkSession, table: tables.Table, topics: Topics, *, always: bool = False) -> None:
+    def __init__(self, session: SparkSession, table: Table, topics: Topics, *, always: bool = False) -> None:
         """Name the table, and create nothing yet. With `always` each event is looked up before it is written."""
         self._session = session
         self._table = table

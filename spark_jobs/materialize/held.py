@@ -12,12 +12,12 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.delta import tables
-from spark_jobs.delta.codegen import varying
-from spark_jobs.delta.state_files import StateFiles
 from spark_jobs.errors import JobError
 from spark_jobs.lake.positions import Positions
 from spark_jobs.materialize.order import Order, Partition
+from spark_jobs.tables import delta as tables
+from spark_jobs.tables.codegen import varying
+from spark_jobs.tables.state_files import StateFiles
 
 _QUERY: Final = "query"
 _BATCH: Final = "batch"
@@ -62,7 +62,7 @@ class HeldEvents:
         """
         if tables.exists(self._session, self._table):
             _, before = self._stored(batch, query) or (Order(), -1)
-            tables.delete(self._session, self._table, F.col("seq") <= before)
+            tables.delete(self._session, self._table, f"seq <= {before}")
 
     def _order(self, found: Mapping[Partition, int], batch: int, query: str) -> tuple[Order, int]:
         """Return the state after the batch, and what was complete before it."""

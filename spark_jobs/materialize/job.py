@@ -23,8 +23,6 @@ from spark_jobs.contract import control_topics
 from spark_jobs.contract.envelope import SOURCE, parse
 from spark_jobs.contract.forms import Form, Forms
 from spark_jobs.contract.source import Topics
-from spark_jobs.delta import tables
-from spark_jobs.delta.codegen import varying
 from spark_jobs.lake.change_rows import CHANGES_COLUMNS, ONCE, SOURCE_FIELDS_OF_CHANGES, record_rows
 from spark_jobs.lake.control import ControlTable
 from spark_jobs.lake.event_table import EventTable
@@ -34,6 +32,8 @@ from spark_jobs.materialize.images import ENDING_SCHEMA, STORED_SCHEMA, last_row
 from spark_jobs.materialize.keys import key_changes, rekeyed
 from spark_jobs.materialize.publishing import TAIL, KafkaPublisher, Publication, Publisher, destination
 from spark_jobs.runner.job import Job, Sink
+from spark_jobs.tables import delta as tables
+from spark_jobs.tables.codegen import varying
 
 _COMPACT_EVERY: Final = 20
 
@@ -194,7 +194,7 @@ class MaterializeSink(Sink):
         records = {kind: control_topics.values(self._read_topic(topic)) for kind, topic in self._control.items()}
         self._forms = Forms(self._control["schema"], records["schema"])
         told = [(kind, place, text) for kind, texts in records.items() for place, text in enumerate(texts)]
-        ControlTable(self._session, self._path).write(told)
+        ControlTable(self._session, self._path, tables).write(told)
         return self._forms
 
     def _needed(self, rows: DataFrame) -> dict[tuple[int, int], Form]:

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.delta.state_files import read_whole, write_whole
 from spark_jobs.errors import JobError
+from spark_jobs.tables.state_files import read_whole, write_whole
 
 _FILE: Final = "tarantool_cdc.json"
 _TABLES_FILE: Final = "tarantool_cdc_tables.json"

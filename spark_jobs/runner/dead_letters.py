@@ -21,8 +21,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
-from spark_jobs.delta import tables
 from spark_jobs.runner.job import REFUSED_SCHEMA, DeadLetters
+from spark_jobs.tables import delta as tables
+from spark_jobs.tables.places import Table
 
 _SCHEMA: Final = StructType([StructField("job", StringType()), *REFUSED_SCHEMA.fields, StructField("taken_at", TimestampType())])
 _TOLD_BY: Final = ("job", "topic", "partition", "offset", "timestamp", "key", "value")
@@ -31,7 +32,7 @@ _TOLD_BY: Final = ("job", "topic", "partition", "offset", "timestamp", "key", "v
 class DeadLetterTable(DeadLetters):
     """Dead letters in a Delta table, of one job or several."""
 
-    def __init__(self, session: SparkSession, table: tables.Table, job: str) -> None:
+    def __init__(self, session: SparkSession, table: Table, job: str) -> None:
         """Name the table. The first dead letter creates it."""
         self._session = session
         self._table = table

@@ -77,7 +77,7 @@ def options_file(text: str) -> dict[str, str]:
 
 
 def add_table_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for the place of a command's tables. They become `location` of the options, a `tables.Location`."""
+    """Add the options for the place of a command's tables. They become `location` of the options, a `Location`."""
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--path", help="path of the table (changelog), or of the tables, one folder per space (current)")
     where.add_argument(

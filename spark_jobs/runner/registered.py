@@ -11,10 +11,11 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.delta import tables
-from spark_jobs.delta.folders import folder
-from spark_jobs.delta.tables import Location
 from spark_jobs.errors import JobError
+from spark_jobs.tables import delta as tables
+from spark_jobs.tables.folders import folder
+from spark_jobs.tables.location import Location
+from spark_jobs.tables.places import schema_location
 
 _FOLDER: Final = "tarantool-cdc"
 """Folder of all jobs in a schema's location. No table can have this name, because catalogs accept no hyphen."""
@@ -33,7 +34,7 @@ def job_folder(session: SparkSession, location: Location, job: str) -> str:
 
 def all_jobs_folder(session: SparkSession, schema: Sequence[str]) -> str | None:
     """Return the folder with the folders of all jobs whose tables have names in a schema; None if the schema has no location."""
-    location = tables.schema_location(session, schema)
+    location = schema_location(session, schema)
     return None if location is None else f"{location}/{_FOLDER}"
 
 

@@ -9,13 +9,13 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.contract.source import Topics
 from spark_jobs.current.job import CurrentSink
-from spark_jobs.delta.tables import Table
 from spark_jobs.lake.changes import CHANGELOG, CHANGES_OF_READERS, ChangesSink, EventsSink
 from spark_jobs.lake.event_table import AppendRules
 from spark_jobs.lake.fresh_views import FreshViews
 from spark_jobs.lake.lake import Lake
 from spark_jobs.lake.merger import SHARE, SHARE_OF_BACKLOG, MergeRules
 from spark_jobs.lake.positions import Positions
+from spark_jobs.tables.places import Table
 
 
 def changelog_sink(

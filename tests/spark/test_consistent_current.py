@@ -12,10 +12,10 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract.source import Topics
 from spark_jobs.current import read_current, watermark
-from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake.base_table import BaseTable
 from spark_jobs.lake.lake import Lake
+from spark_jobs.tables import delta as tables
 from tests.spark.messages import FakeTopics, delete, put, schema, snapshot
 from tests.spark.sinks import current_sink
 

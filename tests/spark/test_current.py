@@ -16,10 +16,10 @@ from spark_jobs import run
 from spark_jobs.contract.source import Topics
 from spark_jobs.current import read_current
 from spark_jobs.current.job import CurrentSink
-from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake import current_rows, few_events
 from spark_jobs.lake.lake import lake_folder
+from spark_jobs.tables import delta as tables
 from tests.spark.messages import (
     COLUMNS,
     FakeTopics,

@@ -26,9 +26,9 @@ from cdc.local.process import ChildProcess
 from cdc.local.spark import spark_environment
 from spark_jobs import run
 from spark_jobs.current import read_current, watermark
-from spark_jobs.delta.folders import folder
 from spark_jobs.history.store import History
 from spark_jobs.runner.session import JARS_DIRECTORY_VARIABLE
+from spark_jobs.tables.folders import folder
 from tests.live import feeds_process, replica, values
 from tests.live.scene import Scene
 from tests.live.waiting import wait_for

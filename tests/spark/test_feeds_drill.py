@@ -25,7 +25,6 @@ from cdc.local.opensearch import OpenSearch
 from spark_jobs import run
 from spark_jobs.contract.source import Topics
 from spark_jobs.current import read_current
-from spark_jobs.delta import state_files, tables
 from spark_jobs.errors import JobError
 from spark_jobs.feeds.cache_invalidation import InvalidationSink
 from spark_jobs.feeds.caches import Address as CacheAddress
@@ -39,6 +38,8 @@ from spark_jobs.history.store import History
 from spark_jobs.lake.changes import ChangesSink
 from spark_jobs.materialize.job import MaterializeSink
 from spark_jobs.runner.job import Sink
+from spark_jobs.tables import delta as tables
+from spark_jobs.tables import state_files
 from tests.spark.histories import Story, ends_of_batch
 from tests.spark.messages import PREFIX, FakeTopics
 from tests.spark.sinks import changelog_sink, current_sink

@@ -12,12 +12,13 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_jobs.contract.forms import META_COLUMNS, Field, Form, same_name
 from spark_jobs.contract.source import Topics
 from spark_jobs.current import read_current
-from spark_jobs.delta import tables
 from spark_jobs.history.job import HistorySink, rows_as_of
 from spark_jobs.lake.field_columns import FieldColumns
 from spark_jobs.lake.lake import Lake
 from spark_jobs.lake.typed_events import TypedEventsSink
 from spark_jobs.runner.checkpoint import MadeTables
+from spark_jobs.tables import delta as tables
+from spark_jobs.tables.location import Location
 from tests.spark.messages import FakeTopics, delete, put, schema, snapshot
 from tests.spark.sinks import current_sink
 
@@ -222,7 +223,7 @@ def test_typed_events_and_a_history_have_all_names(spark: SparkSession, tmp_path
     topics = FakeTopics(spark)
     history = HistorySink(spark, TOPICS, str(tmp_path / "history"), publish_every=1)
     made = MadeTables(spark, str(tmp_path / "checkpoint"))
-    typed = TypedEventsSink(spark, TOPICS, tables.Location(str(tmp_path / "typed")), made, read_topic=topics.read)
+    typed = TypedEventsSink(spark, TOPICS, Location(str(tmp_path / "typed")), made, read_topic=topics.read)
     for batch, messages in enumerate(
         (
             [schema(0, columns=COLUMNS), *(put("c", row(number), number) for number in (1, 2))],

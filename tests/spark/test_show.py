@@ -12,9 +12,10 @@ from pyspark.sql import SparkSession
 
 from spark_jobs import show
 from spark_jobs.current import read_current
-from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake.control import ControlTable
+from spark_jobs.tables import delta as tables
+from spark_jobs.tables.places import qualified
 from tests.spark.messages import schema
 
 
@@ -61,7 +62,7 @@ def test_what_it_prints_is_json_wherever_the_table_is(
             return [{"_key": '{"id":1}', "_row": '{"id":1}', "_seq": 5}]
 
     monkeypatch.setattr(show, "build_session", lambda *_, **__: None)
-    monkeypatch.setattr(tables, "qualified", lambda _, path: path)
+    monkeypatch.setattr(show, "qualified", lambda _, path: path)
     monkeypatch.setattr(show, "read_current", lambda *_: Rows())
     assert show.main(['a"b\\c/users']) == 0
     assert json.loads(capsys.readouterr().out) == {"path": 'a"b\\c/users', "key": {"id": 1}, "row": {"id": 1}, "seq": 5}
@@ -82,10 +83,10 @@ def test_a_place_without_any_table_is_named_with_what_is_to_be_named(spark: Spar
 def test_the_spaces_that_are_there_are_named_where_one_is_not(
     spark: SparkSession, tmp_path: Path, count: int, which: str
 ) -> None:
-    path = tables.qualified(spark, str(tmp_path))
+    path = qualified(spark, str(tmp_path))
     spark.range(1).write.format("delta").save(f"{path}/_changes")
     told = [schema(0, space=f"a/{number:02}", space_id=600 + number).value for number in range(count)]
-    ControlTable(spark, f"{path}/_changes").write([("schema", place, str(text)) for place, text in enumerate(told)])
+    ControlTable(spark, f"{path}/_changes", tables).write([("schema", place, str(text)) for place, text in enumerate(told)])
     with pytest.raises(JobError) as raised:
         read_current(spark, f"{path}/nosuch")
     assert str(raised.value).endswith(f"have no such space. {which}")

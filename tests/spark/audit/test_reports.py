@@ -14,8 +14,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from spark_jobs.audit import job
 from spark_jobs.audit.numbers import BUCKET_BITS, BUCKET_SIZE
 from spark_jobs.audit.state import Finding, State
-from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
+from spark_jobs.tables import delta as tables
 from tests.spark.audit.auditor import Auditor
 
 pytestmark = pytest.mark.spark

@@ -20,10 +20,10 @@ from spark_jobs.contract.forms import Field, Form
 from spark_jobs.contract.row_texts import typed
 from spark_jobs.contract.source import Topics
 from spark_jobs.current import read_current
-from spark_jobs.delta import tables
 from spark_jobs.history.intervals import META_COLUMNS, shown
 from spark_jobs.history.job import HistorySink
 from spark_jobs.lake.field_columns import FieldColumns
+from spark_jobs.tables import delta as tables
 from tests.spark.messages import FakeTopics, Message, put, schema
 from tests.spark.sinks import current_sink
 

@@ -10,11 +10,11 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.audit.sources import TableSource
 from spark_jobs.contract.source import Topics
-from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake.change_rows import CHANGES_COLUMNS, COLUMNS_OF_READERS
 from spark_jobs.lake.changes import CHANGES, CHANGES_BY_DATE, CHANGES_OF_READERS, ChangesSink
 from spark_jobs.lake.control import ControlTable
+from spark_jobs.tables import delta as tables
 from tests.spark.messages import FakeTopics, Message, golden, put, schema, snapshot, truncate, update
 
 pytestmark = pytest.mark.spark
@@ -42,7 +42,7 @@ def test_every_event_becomes_one_row_whatever_is_repeated(spark: SparkSession, t
     assert (rows[1]["after"], rows[1]["transaction_id"], rows[1]["total_order"]) == ('{"id":2,"balance":1e+300}', "1:2", 1)
     assert (rows[2]["after"], rows[2]["patch"]) == (None, '[{"op":"=","field":"name","value":"x"}]')
     assert (rows[2]["space"], rows[2]["lsn"], rows[2]["kafka_topic"], rows[2]["daemon"]) == ("users", 3, "shop.users", "shop")
-    control = ControlTable(spark, path).read()
+    control = ControlTable(spark, path, tables).read()
     assert control.forms.names() == {"users"}
     assert [ended.seq for ended in control.completed] == [4]
     # A start that finds no new control records writes none.
@@ -93,7 +93,7 @@ def test_a_control_record_that_is_none_is_an_error(spark: SparkSession, tmp_path
         topics.send(Message("shop.snapshot", None, '{"status":"COMPLETED"}')), 0, "q"
     )
     with pytest.raises(JobError, match="no snapshot record"):
-        ControlTable(spark, str(tmp_path)).read()
+        ControlTable(spark, str(tmp_path), tables).read()
 
 
 def test_a_small_batch_has_no_task_and_no_file_for_each_partition(spark: SparkSession, tmp_path: Path) -> None:

@@ -19,14 +19,14 @@ from spark_jobs import run
 from spark_jobs.contract.forms import META_COLUMNS
 from spark_jobs.contract.source import Topics
 from spark_jobs.current import read_current
-from spark_jobs.delta import tables
-from spark_jobs.delta.tables import Location
 from spark_jobs.errors import JobError
 from spark_jobs.lake import fresh_views
 from spark_jobs.lake.fresh_view import FreshView
 from spark_jobs.lake.fresh_views import FreshViews
 from spark_jobs.lake.lake import Lake, lake_folder
 from spark_jobs.runner.registered import Names
+from spark_jobs.tables import delta as tables
+from spark_jobs.tables.location import Location
 from tests.spark.messages import COLUMNS, SPACE_ID, FakeTopics, Message, Place, delete, put, schema, truncate
 from tests.spark.sinks import current_sink
 from tests.spark.stories import Space, Story, side_by_side

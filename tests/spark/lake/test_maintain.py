@@ -9,8 +9,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs import run
-from spark_jobs.delta import tables
 from spark_jobs.runner.registered import Names, job_folder
+from spark_jobs.tables import delta as tables
+from spark_jobs.tables.location import Location
+from spark_jobs.tables.places import qualified
 
 pytestmark = pytest.mark.spark
 
@@ -59,7 +61,7 @@ def test_only_tables_of_jobs_are_touched_in_a_catalog(spark: SparkSession, capsy
         spark.sql("CREATE TABLE kept.theirs (id bigint) USING delta")
         spark.sql("CREATE TABLE kept.another (id bigint) USING parquet")
         # As the findings of `audit`: the job writes to a path, and the program gives the table its name.
-        location = tables.Location(schema=("spark_catalog", "kept"), prefix="shop")
+        location = Location(schema=("spark_catalog", "kept"), prefix="shop")
         findings = f"{job_folder(spark, location, 'audit')}/findings"
         spark.range(1).write.format("delta").save(findings)
         Names(spark, location).give({"findings": findings})
@@ -75,7 +77,7 @@ def test_where_no_table_is_there_is_nothing_to_do(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run.main(["maintain", "--path", str(tmp_path)]) == 1
-    assert f"There are no tables in {tables.qualified(spark, str(tmp_path))}. " in capsys.readouterr().err
+    assert f"There are no tables in {qualified(spark, str(tmp_path))}. " in capsys.readouterr().err
 
 
 def test_it_runs_beside_a_query_that_merges(spark: SparkSession, tmp_path: Path) -> None:

@@ -15,10 +15,10 @@ from spark_jobs import run
 from spark_jobs.contract.source import Topics
 from spark_jobs.current import read_current
 from spark_jobs.current.job import CurrentSink
-from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake.changes import ChangesSink
 from spark_jobs.lake.forgotten import ForgottenTable
+from spark_jobs.tables import delta as tables
 from tests.spark.messages import FakeTopics, put, schema
 from tests.spark.sinks import current_sink
 
@@ -154,7 +154,7 @@ def test_a_table_that_is_gone_is_made_again_only_from_all_its_events(spark: Spar
     shutil.rmtree(f"{path}/users")
     process(1, *puts(6, 7))
     assert tables.read(spark, f"{path}/users").count() == 7
-    ForgottenTable(spark, f"{path}/_changes").record({"users": 4})
+    ForgottenTable(spark, f"{path}/_changes", tables).record({"users": 4})
     shutil.rmtree(f"{path}/users")
     with pytest.raises(JobError, match="is gone, and can't be made again: `maintain` has removed its merged events up to seq 4"):
         process(2, *puts(8, 8))

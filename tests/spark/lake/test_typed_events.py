@@ -13,13 +13,13 @@ from pyspark.sql import Row, SparkSession
 
 from spark_jobs import run
 from spark_jobs.contract.source import Topics
-from spark_jobs.delta import tables
-from spark_jobs.delta.tables import Location
 from spark_jobs.errors import JobError
 from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS
 from spark_jobs.lake.typed_events import TypedEventsSink
 from spark_jobs.runner.checkpoint import MadeTables, claim
 from spark_jobs.runner.dead_letters import DeadLetterTable
+from spark_jobs.tables.location import Location
+from spark_jobs.tables.places import qualified
 from tests.spark.messages import PREFIX, FakeTopics, delete, event, put, schema, snapshot, truncate, update
 from tests.spark.sinks import changelog_sink
 
@@ -160,7 +160,7 @@ def test_changes_and_changelog_are_one_job_with_two_names(
     records = topics.send(schema(0), put("c", {"id": 1, "name": "a"}, 1), snapshot("COMPLETED", 1))
     found = {}
     for name in ("changes", "changelog"):
-        path = tables.qualified(spark, str(tmp_path / name))
+        path = qualified(spark, str(tmp_path / name))
         arguments = ["--bootstrap-servers", "k:1", "--prefix", PREFIX, "--checkpoint", f"{path}-checkpoint", "--path", path]
         options = run.parse_options(name, [*arguments, "--typed"])
         run.locate(spark, options)
@@ -199,7 +199,7 @@ def test_the_tables_may_be_those_of_a_catalog(spark: SparkSession, tmp_path: Pat
         options = run.parse_options("changelog", [*arguments, *more])
         run.locate(spark, options)
         places.append(run.JOBS["changelog"].place(options))
-    assert places == [tables.qualified(spark, str(tmp_path)), f"{tables.qualified(spark, str(tmp_path))} --typed"]
+    assert places == [qualified(spark, str(tmp_path)), f"{qualified(spark, str(tmp_path))} --typed"]
     claim(spark, str(tmp_path / "c"), {"place": places[0]})
     with pytest.raises(JobError, match="belongs to place"):
         claim(spark, str(tmp_path / "c"), {"place": places[1]})

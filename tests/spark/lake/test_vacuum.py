@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_jobs import run
 from spark_jobs.contract.source import Topics
 from spark_jobs.current import read_current
-from spark_jobs.delta import tables
 from spark_jobs.errors import operator_message
 from spark_jobs.lake.fresh_views import FreshViews
+from spark_jobs.tables import delta as tables
 from tests.spark.lake.test_fresh_views import LOCATION
 from tests.spark.messages import FakeTopics, event, put, schema
 from tests.spark.sinks import current_sink

@@ -18,12 +18,13 @@ from cdc.protocol.extensions import unpack
 from spark_jobs import run
 from spark_jobs.contract import json_text
 from spark_jobs.contract.source import Topics
-from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
 from spark_jobs.materialize import job
 from spark_jobs.materialize.images import Fold
 from spark_jobs.materialize.job import Materialize, MaterializeSink
 from spark_jobs.materialize.publishing import destination
+from spark_jobs.tables import delta as tables
+from spark_jobs.tables.places import Table
 from tests.spark.contract.test_patch import CAPTURED, ENCODER, values
 from tests.spark.messages import (
     COLUMNS,
@@ -347,7 +348,7 @@ def test_batches_that_come_twice_leave_each_event_once_and_the_rows_of_the_last_
     topics, published, whole = FakeTopics(spark), Published(), tmp_path / "whole"
     append_once = tables.append_once
 
-    def killed(frame: DataFrame, table: tables.Table, **options: Any) -> None:
+    def killed(frame: DataFrame, table: Table, **options: Any) -> None:
         if str(table).endswith("_rows"):
             raise KeyboardInterrupt
         append_once(frame, table, **options)

@@ -10,10 +10,10 @@ from pyspark.sql import SparkSession
 from spark_jobs import run
 from spark_jobs.contract.source import Topics
 from spark_jobs.current import read_current
-from spark_jobs.delta import tables
-from spark_jobs.delta.tables import Location
 from spark_jobs.errors import JobError
 from spark_jobs.runner.registered import Names
+from spark_jobs.tables.location import Location
+from spark_jobs.tables.places import schema_location
 from tests.spark.messages import PREFIX, FakeTopics, put, schema
 from tests.spark.sinks import current_sink
 
@@ -25,7 +25,7 @@ LAKE = ("spark_catalog", "lake_2")
 @pytest.fixture
 def lake(spark: SparkSession) -> Iterator[str]:
     spark.sql("CREATE SCHEMA lake_2")
-    yield str(tables.schema_location(spark, LAKE))
+    yield str(schema_location(spark, LAKE))
     spark.sql("DROP SCHEMA lake_2 CASCADE")
 
 

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.delta.codegen import interpreting, varying
+from spark_jobs.tables.codegen import interpreting, varying
 
 pytestmark = pytest.mark.spark
 

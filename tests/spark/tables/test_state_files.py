@@ -9,7 +9,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
-from spark_jobs.delta.state_files import StateFiles, read_whole, write_whole
+from spark_jobs.tables.state_files import StateFiles, read_whole, write_whole
 
 pytestmark = pytest.mark.spark
 
@@ -39,7 +39,7 @@ def test_what_was_there_stays_until_all_is_written(spark: SparkSession, tmp_path
     write_whole(spark, path, '{"a":1}')
     with monkeypatch.context() as broken:
         # A full disk fails while bytes are written or at the end; here Java gets no bytes.
-        broken.setattr("spark_jobs.delta.state_files.bytearray", lambda _: None, raising=False)
+        broken.setattr("spark_jobs.tables.state_files.bytearray", lambda _: None, raising=False)
         with pytest.raises(Py4JJavaError):
             write_whole(spark, path, '{"a":2}')
     assert read_whole(spark, path) == '{"a":1}'

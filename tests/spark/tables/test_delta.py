@@ -10,9 +10,10 @@ import pytest
 from pyspark.sql import DataFrameWriter, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.delta import tables
-from spark_jobs.delta.tables import CatalogTable, Location, Table
 from spark_jobs.errors import JobError
+from spark_jobs.tables import delta as tables
+from spark_jobs.tables.location import Location
+from spark_jobs.tables.places import CatalogTable, Table, check_schema, schema_location
 
 pytestmark = pytest.mark.spark
 
@@ -65,11 +66,11 @@ def test_every_step_works_with_both_kinds(spark: SparkSession, tmp_path: Path, s
 
 
 def test_a_schema_that_is_not_there_and_a_table_of_another_kind(spark: SparkSession, schema: tuple[str, ...]) -> None:
-    tables.check_schema(spark, schema)
+    check_schema(spark, schema)
     with pytest.raises(JobError, match=r"no schema spark_catalog\.nowhere .*CREATE SCHEMA `spark_catalog`\.`nowhere`"):
-        tables.check_schema(spark, ("spark_catalog", "nowhere"))
+        check_schema(spark, ("spark_catalog", "nowhere"))
     with pytest.raises(JobError, match=r"no schema unity\.lake .*spark\.sql\.catalog\.unity="):
-        tables.check_schema(spark, ("unity", "lake"))
+        check_schema(spark, ("unity", "lake"))
     spark.sql("CREATE TABLE `lake_1`.other (a int) USING parquet")
     with pytest.raises(JobError, match="other isn't a Delta table"):
         tables.exists(spark, CatalogTable((*schema, "other")))
@@ -79,7 +80,7 @@ def test_a_schema_is_where_its_location_says(spark: SparkSession, tmp_path: Path
     place = tmp_path / "a lake, 100%"
     spark.sql(f"CREATE SCHEMA elsewhere LOCATION '{place}'")
     try:
-        assert tables.schema_location(spark, ("spark_catalog", "elsewhere")) == f"file:{place}"
+        assert schema_location(spark, ("spark_catalog", "elsewhere")) == f"file:{place}"
     finally:
         spark.sql("DROP SCHEMA elsewhere")
 

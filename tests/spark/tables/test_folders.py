@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.delta.folders import catalog_name, folder
+from spark_jobs.tables.folders import catalog_name, folder
 from tests.fakes.profiles import MANY
 
 LETTERS = st.sampled_from("aA1._-~/\\ %=:*?\"'\n\0\x7fйé你")

@@ -24,6 +24,11 @@ class TableState:
         """The table's id and the version: unique among all versions of all tables, at any path."""
         return str(self._snapshot.metadata().id()), self.version
 
+    @property
+    def previous_version(self) -> int | None:
+        """The version before this one; None if this is the first one."""
+        return self.version - 1 if self.version else None
+
     @cached_property
     def properties(self) -> Mapping[str, str]:
         """The table's properties."""

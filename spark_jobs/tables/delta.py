@@ -1,0 +1,254 @@
+"""Delta tables, by path or by their name in a catalog: the steps that sinks need (format.py), each safe to repeat.
+
+An application and its number are Delta's own transaction identifiers: Delta stores the number in the commit, skips a commit whose
+number isn't higher, and refuses one if the application has committed another number meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeVar
+from weakref import WeakKeyDictionary
+
+# Imported from the module that raises them: without it PySpark raises Java's error instead.
+from delta.exceptions.captured import (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentTransactionException,
+    ConcurrentWriteException,
+    MetadataChangedException,
+)
+from delta.tables import DeltaTable
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql.types import StructType
+
+from spark_jobs.contract.sql_text import literal, quoted
+from spark_jobs.errors import JobError
+from spark_jobs.tables import delta_log
+from spark_jobs.tables.delta_log import TableState
+from spark_jobs.tables.format import NameTakenError, Once, OvertakenError
+from spark_jobs.tables.places import OWN_CATALOG, CatalogTable, Table, qualified, type_in_sql
+
+NAME: Final = "delta"
+
+_CONFLICTS: Final = (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentWriteException,
+    MetadataChangedException,
+)
+_TRIES: Final = 10
+
+_Result = TypeVar("_Result")
+
+_TRANSACTION_NAME: Final = "spark.databricks.delta.write.txnAppId"
+_TRANSACTION_NUMBER: Final = "spark.databricks.delta.write.txnVersion"
+_SKIPS_BY: Final = "delta.dataSkippingStatsColumns"
+_NAME_TAKEN: Final = "AMBIGUOUS_REFERENCE"
+"""Error of a MERGE or DELETE: both add columns to the table's (`path`, `rowIndexCol`, …), and the table has such a name."""
+
+_LOCATIONS: Final[WeakKeyDictionary[SparkSession, dict[CatalogTable, str]]] = WeakKeyDictionary()
+"""Folders of the tables of catalogs, once they are known."""
+
+
+def register(session: SparkSession, path: str, table: CatalogTable) -> None:
+    """Register the table at a path in a catalog, unless it has the name already. Raises JobError if another table has it."""
+    session.sql(f"CREATE TABLE IF NOT EXISTS {identifier(table)} USING delta LOCATION {literal(path)}")
+    found = table_location(session, table) if is_delta(session, table) else "elsewhere"
+    if found != path:
+        raise JobError(
+            f"The table {table} is there already, {found}, and isn't the one in {path}. Choose another --table-template."
+        )
+
+
+def table_location(session: SparkSession, table: Table) -> str:
+    """Return the path of a Delta table's folder."""
+    return qualified(session, str(delta(session, table).detail().select("location").collect()[0][0]))
+
+
+def identifier(table: Table) -> str:
+    """Return the table's name in SQL."""
+    if isinstance(table, str):
+        return f"delta.{quoted(table)}"
+    # Delta's own functions accept no catalog before the schema. For Spark's own catalog it can be left out.
+    parts = table.parts[1:] if table.parts[0] == OWN_CATALOG else table.parts
+    return ".".join(map(quoted, parts))
+
+
+def exists(session: SparkSession, table: Table) -> bool:
+    """Return whether there is a Delta table. Raises JobError if a catalog's table isn't a Delta table."""
+    if isinstance(table, CatalogTable) and session.catalog.tableExists(identifier(table)) and not is_delta(session, table):
+        raise JobError(f"The table {table} isn't a Delta table. Choose another --table-template.")
+    return is_delta(session, table)
+
+
+def is_delta(session: SparkSession, table: Table) -> bool:
+    """Return whether there is a table and it is a Delta table."""
+    if isinstance(table, str):
+        # Delta's own function treats every folder inside a table as that table.
+        return delta_log.state(session, table) is not None
+    if not session.catalog.tableExists(identifier(table)):
+        return False
+    provider = session.sql(f"DESCRIBE EXTENDED {identifier(table)}").where("col_name = 'Provider'").collect()
+    return bool(provider) and provider[0]["data_type"].lower() == "delta"
+
+
+def state(session: SparkSession, table: Table, version: int | None = None) -> TableState | None:
+    """See `TableFormat.state`."""
+    path = _folder(session, table)
+    return None if path is None else delta_log.state(session, path, version)
+
+
+def state_at(session: SparkSession, table: Table, seconds: float) -> TableState | None:
+    """See `TableFormat.state_at`."""
+    path = _folder(session, table)
+    return None if path is None else delta_log.state_at(session, path, seconds)
+
+
+def _folder(session: SparkSession, table: Table) -> str | None:
+    """Return the table's folder; None if a catalog has no such table."""
+    if isinstance(table, str):
+        return table
+    if not is_delta(session, table):
+        return None
+    known = _LOCATIONS.setdefault(session, {})
+    if table not in known:
+        known[table] = table_location(session, table)
+    return known[table]
+
+
+def delta(session: SparkSession, table: Table) -> DeltaTable:
+    """Return Delta's handle of the table."""
+    return DeltaTable.forPath(session, table) if isinstance(table, str) else DeltaTable.forName(session, identifier(table))
+
+
+def read(session: SparkSession, table: Table, version: int | None = None) -> DataFrame:
+    """Return the table's rows, now or in an earlier version."""
+    reader = session.read.format("delta")
+    reader = reader if version is None else reader.option("versionAsOf", version)
+    return reader.load(table) if isinstance(table, str) else reader.table(identifier(table))
+
+
+def version(session: SparkSession, table: Table) -> int:
+    """Return the number of the table's last commit."""
+    return int(delta(session, table).history(1).select("version").collect()[0][0])
+
+
+def create(
+    session: SparkSession,
+    table: Table,
+    schema: StructType,
+    properties: Mapping[str, str],
+    *,
+    partition_by: Sequence[str] = (),
+    skips_by: Sequence[str] = (),
+    has_others_inside: bool = False,
+) -> None:
+    """See `TableFormat.create`."""
+    settings = {**properties, **({_SKIPS_BY: ",".join(skips_by)} if skips_by else {})}
+    if has_others_inside and isinstance(table, str):
+        # Delta's own function to create a table would fail.
+        if state(session, table) is None:
+            writer = session.createDataFrame([], schema).write.format("delta").partitionBy(*partition_by)
+            writer.options(**settings).mode("append").save(table)
+        return
+    columns = ", ".join(f"{quoted(field.name)} {type_in_sql(field.dataType)}" for field in schema.fields)
+    partitions = f" PARTITIONED BY ({', '.join(map(quoted, partition_by))})" if partition_by else ""
+    texts = f" TBLPROPERTIES ({_settings(settings)})" if settings else ""
+    session.sql(f"CREATE TABLE IF NOT EXISTS {identifier(table)} ({columns}) USING delta{partitions}{texts}")
+
+
+def describe(session: SparkSession, table: Table) -> tuple[dict[str, str], bool]:
+    """Return the table's properties, and whether the table may have rows."""
+    row = delta(session, table).detail().select("properties", "numFiles").collect()[0]
+    return dict(row["properties"]), row["numFiles"] > 0
+
+
+def set_properties(session: SparkSession, table: Table, changed: Mapping[str, str]) -> None:
+    """Change some of the table's properties, in one commit."""
+    session.sql(f"ALTER TABLE {identifier(table)} SET TBLPROPERTIES ({_settings(changed)})")
+
+
+def append_once(
+    frame: DataFrame, table: Table, *, partition_by: Sequence[str], application: str, batch: int, gets_columns: bool = False
+) -> None:
+    """See `TableFormat.append_once`."""
+    writer = frame.write.format("delta").mode("append").partitionBy(*partition_by)
+    if gets_columns:
+        writer = writer.option("mergeSchema", "true")
+    try:
+        _save(writer.option("txnAppId", application).option("txnVersion", batch), table)
+    except ConcurrentTransactionException as error:
+        raise OvertakenError(application) from error
+
+
+def overwrite(frame: DataFrame, table: Table, *, once: Once | None = None, properties: Mapping[str, str] | None = None) -> None:
+    """See `TableFormat.overwrite`. The properties are changed in a commit of their own, after the rows."""
+    writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    if once is not None:
+        writer = writer.option("txnAppId", once.application).option("txnVersion", once.number)
+    retried(lambda: _save(writer, table))
+    if properties:
+        found = state(frame.sparkSession, table)
+        if found is None or any(found.properties.get(name) != value for name, value in properties.items()):
+            set_properties(frame.sparkSession, table, properties)
+
+
+def merge_rows(session: SparkSession, table: Table, newest: DataFrame, once: Once | None = None) -> None:
+    """See `TableFormat.merge_rows`."""
+    # The transaction number of a MERGE is a setting of the session.
+    if once is not None:
+        session.conf.set(_TRANSACTION_NAME, once.application)
+        session.conf.set(_TRANSACTION_NUMBER, str(once.number))
+    # Spark sorts both sides by their keys. The hash comes first, as it is quicker to compare than texts that begin alike.
+    same_key = "xxhash64(stored._key) = xxhash64(new._key) and stored._key = new._key"
+    values: dict[str, str | Column] = {quoted(name): f"new.{quoted(name)}" for name in newest.columns if name != "_deleted"}
+
+    def merge() -> None:
+        builder = delta(session, table).alias("stored").merge(newest.alias("new"), same_key)
+        builder = builder.whenMatchedDelete("new._deleted and new._seq > stored._seq")
+        builder = builder.whenMatchedUpdate("new._seq > stored._seq", values)
+        builder.whenNotMatchedInsert("not new._deleted", values).execute()
+
+    _with_names(merge)
+
+
+def delete(session: SparkSession, table: Table, condition: str) -> None:
+    """See `TableFormat.delete`."""
+    _with_names(lambda: delta(session, table).delete(condition))
+
+
+def _with_names(step: Callable[[], None]) -> None:
+    try:
+        retried(step)
+    except AnalysisException as error:
+        if _NAME_TAKEN not in str(error):
+            raise
+        raise NameTakenError(str(error)) from error
+
+
+def retried(step: Callable[[], _Result]) -> _Result:
+    """Run a step that changes a table. Repeat it if another writer (task `maintain`, another job) changed the table meanwhile.
+
+    The step must read the table again each time.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return step()
+        except _CONFLICTS:
+            continue
+    return step()
+
+
+def _save(writer: DataFrameWriter, table: Table) -> None:
+    if isinstance(table, str):
+        writer.save(table)
+    else:
+        writer.saveAsTable(identifier(table))
+
+
+def _settings(properties: Mapping[str, str]) -> str:
+    return ", ".join(f"{literal(name)} = {literal(value)}" for name, value in properties.items())

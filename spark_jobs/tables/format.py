@@ -1,0 +1,134 @@
+"""What the jobs need of a table format. Nothing but the module of a format knows how its tables are kept.
+
+A batch may be repeated after a failure, and a job that was replaced may still be running. So what a job writes carries the name
+of an *application* and a number: the table keeps the highest number of each application in the same commit, and accepts only
+higher ones. The check and the commit are one step, whoever else writes at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
+
+from spark_jobs.tables.places import Table
+
+
+class OvertakenError(Exception):
+    """While a write was running, another writer has committed a number of the same application."""
+
+
+class NameTakenError(Exception):
+    """The format can't do this to the table, because one of its columns has a name that the format uses itself."""
+
+
+@dataclass(frozen=True)
+class Once:
+    """An application and its number: a commit with them is accepted only if the table has no such number, or a lower one."""
+
+    application: str
+    number: int
+
+
+class TableState(Protocol):
+    """A version of a table. What takes time is read only when it is asked for."""
+
+    @property
+    def version(self) -> int:
+        """The version, with which it can be read later. Versions are equal or different; they needn't be in order."""
+
+    @property
+    def identity(self) -> tuple[str, int]:
+        """The table's id and the version: unique among all versions of all tables, at any place."""
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The table's properties."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the table's columns."""
+
+    @property
+    def transactions(self) -> Mapping[str, int]:
+        """The highest number of each application that has written to the table."""
+
+    @property
+    def previous_version(self) -> int | None:
+        """The version before this one; None if this is the first one."""
+
+
+class TableFormat(Protocol):
+    """A format of tables. Each function that writes may be repeated."""
+
+    NAME: str
+    """The format's name in Spark, and on the command line."""
+
+    def exists(self, session: SparkSession, table: Table) -> bool:
+        """Return whether there is a table of this format. Raises JobError if a catalog's table has another format."""
+
+    def state(self, session: SparkSession, table: Table, version: int | None = None) -> TableState | None:
+        """Return the table's present state, or its state in a version; None if there is no table."""
+
+    def state_at(self, session: SparkSession, table: Table, seconds: float) -> TableState | None:
+        """Return the table's state at a time (seconds since 1970); None if it didn't exist, or that version is gone."""
+
+    def read(self, session: SparkSession, table: Table, version: int | None = None) -> DataFrame:
+        """Return the table's rows, now or in an earlier version."""
+
+    def create(
+        self,
+        session: SparkSession,
+        table: Table,
+        schema: StructType,
+        properties: Mapping[str, str],
+        *,
+        partition_by: Sequence[str] = (),
+        skips_by: Sequence[str] = (),
+        has_others_inside: bool = False,
+    ) -> None:
+        """Create an empty table, unless there is one.
+
+        With `skips_by` only the values of these columns are summed up for each file, by which readers skip files. With
+        `has_others_inside` other tables may be in the table's folder already.
+        """
+
+    def append_once(
+        self,
+        frame: DataFrame,
+        table: Table,
+        *,
+        partition_by: Sequence[str],
+        application: str,
+        batch: int,
+        gets_columns: bool = False,
+    ) -> None:
+        """Append a micro-batch, unless this application has already appended this batch or a later one.
+
+        A missing table is created. With `gets_columns` the same commit adds the columns that the table lacks. Raises
+        OvertakenError.
+        """
+
+    def overwrite(
+        self, frame: DataFrame, table: Table, *, once: Once | None = None, properties: Mapping[str, str] | None = None
+    ) -> None:
+        """Replace all rows and columns of the table with these, and change properties. `frame` may read the table itself.
+
+        Nothing happens if the table has the number of `once`, or a higher one. The rows and the number are one commit.
+        """
+
+    def merge_rows(self, session: SparkSession, table: Table, newest: DataFrame, once: Once | None = None) -> None:
+        """Merge the newest rows of some keys into the table by `_key`, where their `_seq` is higher than the stored row's.
+
+        A row marked `_deleted` deletes the stored row. Any other row replaces it, or is inserted if there is none. With `once`
+        the session must be this table's own. Raises NameTakenError.
+        """
+
+    def delete(self, session: SparkSession, table: Table, condition: str) -> None:
+        """Delete the rows that meet the condition. Raises NameTakenError."""
+
+    def set_properties(self, session: SparkSession, table: Table, changed: Mapping[str, str]) -> None:
+        """Change some of the table's properties, in one commit."""
