@@ -46,11 +46,14 @@ class _Item:
     """An order on its way. `position` is the one whose durability the order's fate depends on, once it was carried out."""
 
     received: Received
-    is_answered: threading.Event = field(default_factory=threading.Event)
     error: RequestError | None = None
     is_withdrawn: bool = False
     position: Position | None = None
     outcome: Outcome = field(default_factory=Outcome)
+    is_answered: threading.Event = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.is_answered = threading.Event()
 
 
 @dataclass(slots=True)

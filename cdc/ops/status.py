@@ -71,8 +71,11 @@ class Status:
     requests: RequestQueue | None = None
     kafka: PublisherStatistics = field(default_factory=PublisherStatistics)
     stalled_after_seconds: float = 15.0
-    started_at: float = field(default_factory=time.time)
     row_path: RowPath = "python"
+    started_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.started_at = time.time()
 
     @property
     def is_ready(self) -> bool:

@@ -17,7 +17,6 @@ from typing import Final
 from tests.simulation.scheduler import Scheduler, Waiters
 
 MARKER: Final = "marker"
-DEAD_SECONDS: Final = 0.02
 
 
 @dataclass(slots=True)
@@ -94,6 +93,10 @@ class Faults:
         self.refusal = 0.0
         self.hanging = 0.0
         self.slow_marker = 0.02
+
+    def calm(self) -> None:
+        """Nothing goes wrong any more."""
+        self.lost_answer = self.refusal = self.hanging = 0.0
 
 
 class Brokers:

@@ -64,6 +64,7 @@ class Socket:
         self.arrived = bytearray()
         self.is_ended = self.is_broken = self.is_closed = False
         self.link: Link | None = None
+        self.process = process
         self._low_water = 1
         process.at_kill.append(self.close)
 

@@ -7,25 +7,27 @@ import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from uuid import UUID
 
+import lmdb
 import structlog
 
 from cdc.config import Config, parse
 from cdc.daemon.admission import StartOptions
 from cdc.daemon.supervisor import Daemon
-from cdc.errors import CdcError
-from cdc.positions.vclock import VClock
+from cdc.errors import CdcError, StateError
 from cdc.store import files
 from tests.fakes.interleavings import LimboWorkload
 from tests.fakes.master import Ack
 from tests.fakes.synchronous import SynchronousMaster
 from tests.simulation import librdkafka
 from tests.simulation.brokers import Brokers
-from tests.simulation.judge import NAME, Judge
+from tests.simulation.faults import Fault, Strikes, planned
+from tests.simulation.judge import CHECKPOINT, NAME, Judge
 from tests.simulation.library import EPOCH_SECONDS, Library, installed, process_of
 from tests.simulation.network import Link, Member, Network
 from tests.simulation.scheduler import Process, Scheduler
@@ -43,6 +45,9 @@ class Life:
     daemon: Daemon | None = None
     error: CdcError | None = None
     is_over: bool = False
+    may_end_with: tuple[type[CdcError], ...] = ()
+    """Errors that are right in this world: a daemon that is fenced, a disk that is full."""
+    is_second: bool = False
 
 
 @dataclasses.dataclass
@@ -60,19 +65,17 @@ class Result:
     trace: tuple[str, ...] = ()
 
 
-@dataclasses.dataclass(frozen=True)
-class Fault:
-    """Something that goes wrong at a time of the run."""
-
-    at: float
-    kind: str
-    seconds: float = 0.0
-
-
 class World:
     """One seed's."""
 
-    def __init__(self, seed: int, directory: Path, faults: list[Fault] | None = None, rounds: int | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        directory: Path,
+        faults: list[Fault] | None = None,
+        rounds: int | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
         self.seed = seed
         self.scheduler = scheduler = Scheduler(seed)
         self.directory = directory
@@ -85,9 +88,10 @@ class World:
         self.network.descriptors = self.library.descriptors
         self.brokers = Brokers(scheduler, lambda: int((EPOCH_SECONDS + scheduler.now) * 1000))
         self.master = SynchronousMaster(self.version)
+        for number in (2, 3):
+            assert self.master.enroll(UUID(int=number)) == number
         self.judge = Judge(self.brokers, self.master)
         self.brokers.on_decide = self.judge.decide
-        self.judge.stored = self._stored
         self._work_random = random.Random(f"work {seed}")
         self.workload = LimboWorkload(
             self.master, self._work_random, plan.choice([1, 1, 2, 3]), has_unseen_ends=self.version == "2.6"
@@ -96,39 +100,35 @@ class World:
         self.network.members[PORT] = self.member
         self.lives: list[Life] = []
         self.boot = 0
-        self.faults = faults if faults is not None else self._planned(plan)
-        self.is_calm = False
-        self._left = self.rounds
-        self.config = self._config()
-
-    # The plan.
-
-    def _planned(self, plan: random.Random) -> list[Fault]:
-        kinds = ["kill"]
-        span = self.rounds * 0.03 + 0.5
-        return sorted(
-            (
-                Fault(round(plan.random() * span, 4), plan.choice(kinds), round(plan.choice([0.05, 0.5, 3.0]) * plan.random(), 4))
-                for _ in range(plan.choice([0, 1, 2, 4]))
-            ),
-            key=lambda fault: fault.at,
-        )
-
-    def _config(self) -> Config:
-        return parse(
-            {
-                "name": NAME,
-                "source": {"uris": [f"cdc:secret@127.0.0.1:{PORT}"]},
-                "kafka": {
-                    "bootstrap_servers": "127.0.0.1:9092",
-                    "topic_prefix": NAME,
-                    "partitions": 2,
-                    "transaction_topic": "none",
-                },
-                "state": {"path": str(self.directory / "state")},
-                "http": {"listen": ""},
+        self.is_disk_full = False
+        self.settings: dict[str, dict[str, Any]] = {
+            "source": {
+                "mode": plan.choice(["anonymous", "anonymous", "registered"]),
+                "transaction_bytes_max": plan.choice([1024, 64 << 20]),
             },
-            "the simulation",
+            "kafka": {"commit_pause_ms": plan.choice([0, 30])},
+            "state": {"flush_interval_ms": plan.choice([0, 500, 2000])},
+        }
+        self._state_count = 1
+        self._is_moving = False
+        self.faults = planned(plan, self.rounds * 0.03 + 0.5, weights or {}) if faults is None else faults
+        self._strikes = Strikes(self)
+        self._left = self.rounds
+
+    def _config(self, state: str) -> Config:
+        own: dict[str, dict[str, Any]] = {
+            "source": {"uris": [f"cdc:secret@127.0.0.1:{port}" for port in self.network.members]},
+            "kafka": {
+                "bootstrap_servers": "127.0.0.1:9092",
+                "topic_prefix": NAME,
+                "partitions": 2,
+                "transaction_topic": "none",
+            },
+            "state": {"path": str(self.directory / state)},
+            "http": {"listen": ""},
+        }
+        return parse(
+            {"name": NAME, **{key: {**value, **self.settings.get(key, {})} for key, value in own.items()}}, "the simulation"
         )
 
     # What the product gets in place of its surroundings.
@@ -164,7 +164,7 @@ class World:
     def _open_environment(self, path: Path, *, is_clean: bool) -> Any:
         environment = files.open_environment(path, is_clean=is_clean)
         process_of(self.scheduler).at_kill.append(environment.close)
-        return environment
+        return Disk(self, environment)
 
     def _write_condition(self, path: Path, text: str) -> None:
         self.scheduler.check_alive()
@@ -172,14 +172,16 @@ class World:
 
     # The daemon's life.
 
-    def start(self, **options: bool) -> Life:
-        """Start a process of the daemon."""
-        life = Life(Process(f"daemon {len(self.lives) + 1}"))
+    def start(self, *, is_second: bool = False, **options: bool) -> Life:
+        """Start a process of the daemon; a second one has a disk of its own."""
+        life = Life(Process(f"daemon {len(self.lives) + 1}"), is_second=is_second)
+        life.may_end_with = (StateError,) if self.is_disk_full else ()
         self.lives.append(life)
+        config = self._config("second" if is_second else f"state{self._state_count}")
 
         def main() -> None:
             try:
-                life.daemon = Daemon(self.config, StartOptions(**options))
+                life.daemon = Daemon(config, StartOptions(**options))
                 life.daemon.run()
             except CdcError as error:
                 life.error = error
@@ -192,8 +194,36 @@ class World:
 
     @property
     def life(self) -> Life:
-        """The newest process."""
-        return self.lives[-1]
+        """The newest process, without those that begin although one is there."""
+        return next(life for life in reversed(self.lives) if not life.is_second)
+
+    def move_state(self) -> None:
+        """The next process has another disk."""
+        self._state_count += 1
+        self._is_moving = True
+
+    def restart(self) -> None:
+        """Start the daemon again, if it has ended and nothing keeps it from that."""
+        if self.life.is_over and not self.is_disk_full:
+            # The operator gives these until the daemon has filled the new disk's store.
+            self.start(take_over=self._is_moving, rebuild_state=self._is_moving)
+
+    def lose_checkpoints(self, count: int) -> None:
+        """The newest commits of the checkpoint topic are gone; nothing else is."""
+        (partition,) = self.brokers.topics.get(CHECKPOINT, (None,))
+        if partition is None:
+            return
+        for _ in range(count):
+            place = next((at for at in range(partition.end - 1, -1, -1) if partition.entries[at].state == "marker"), 0)
+            # At least the first commits stay: without any the daemon asks its operator.
+            if sum(entry.state == "marker" for entry in partition.entries[:place]) < 4:
+                break
+            del partition.entries[place:]
+        while partition.entries and partition.entries[-1].state != "marker":
+            partition.entries.pop()
+        partition.open_from.clear()
+        self.brokers.version += 1
+        self.judge.lost_checkpoints(partition)
 
     def kill(self) -> None:
         """End it at once."""
@@ -206,14 +236,11 @@ class World:
         self.scheduler.kill(life.process)
         life.is_over = True
 
-    def _stored(self) -> VClock | None:
-        daemon = self.life.daemon
-        if daemon is None or daemon._writer is None or daemon._writer.position is None:
-            return None
-        return daemon._writer.position.vclock
-
-    def _acknowledged(self, _: Link, ack: Ack) -> None:
-        self.judge.acknowledged(ack)
+    def _acknowledged(self, link: Link, ack: Ack) -> None:
+        life = next(life for life in self.lives if life.process is link.socket.process)
+        writer = life.daemon._writer if life.daemon is not None else None
+        stored = writer.position.vclock if writer is not None and writer.position is not None else None
+        self.judge.acknowledged(ack, stored)
 
     # What happens.
 
@@ -226,25 +253,13 @@ class World:
         if self._left:
             self.scheduler.after(self._work_random.random() * 0.06, self._work)
 
-    def _strike(self, fault: Fault) -> None:
-        self.walked[f"fault: {fault.kind}"] += 1
-        self.scheduler.note(f"fault: {fault.kind}")
-        match fault.kind:
-            case "kill":
-                self.kill()
-                self.scheduler.after(fault.seconds, self._restart)
-            case _:
-                raise AssertionError(fault.kind)
-
-    def _restart(self) -> None:
-        if self.life.is_over:
-            self.start()
-
     def _check(self) -> None:
         self.judge.read()
-        life = self.life
-        if life.is_over and life.error is not None:
-            raise life.error
+        daemon = self.life.daemon
+        self._is_moving &= daemon is None or daemon.status.state != "streaming"
+        for life in self.lives[-2:]:
+            if life.is_over and life.error is not None and not isinstance(life.error, life.may_end_with):
+                raise life.error
 
     # The run.
 
@@ -279,11 +294,13 @@ class World:
         self.start()
         scheduler.after(0.0, self._work)
         for fault in self.faults:
-            scheduler.after(fault.at, lambda fault=fault: self._strike(fault))  # type: ignore[misc]
+            scheduler.after(fault.at, lambda fault=fault: self._strikes.strike(fault))  # type: ignore[misc]
         last = max((fault.at + fault.seconds for fault in self.faults), default=0.0)
         scheduler.run(lambda: self._left == 0 and scheduler.now >= last, 10_000, check=self._check)
         scheduler.note("calm")
-        self._restart()
+        self.brokers.faults.calm()
+        self.is_disk_full = False
+        self.restart()
         is_there = scheduler.run(self._is_settled, PATIENCE_SECONDS, check=self._check)
         assert is_there, f"not everything has arrived: {self._why()}"
         self.judge.check_end()
@@ -294,6 +311,7 @@ class World:
 
     def _is_settled(self) -> bool:
         """Whether everything has arrived, the daemon says so, and the member knows."""
+        self.restart()  # one that was told to stop ends when it can
         daemon = self.life.daemon
         if daemon is None or daemon.status.state != "streaming" or daemon.status.error is not None:
             return False
@@ -321,6 +339,23 @@ class World:
             yield
         finally:
             structlog.configure(**before)
+
+
+class Disk:
+    """An LMDB environment on a disk that may be full."""
+
+    def __init__(self, world: World, environment: Any) -> None:
+        self._world = world
+        self._environment = environment
+
+    def begin(self, *arguments: Any, write: bool = False, **more: Any) -> Any:
+        """Begin a transaction."""
+        if write and self._world.is_disk_full:
+            raise lmdb.DiskError("no room")
+        return self._environment.begin(*arguments, write=write, **more)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._environment, name)
 
 
 def run_seed(seed: int, change: Callable[[World], None] = lambda _: None, **options: Any) -> Result:

@@ -1,0 +1,269 @@
+"""What goes wrong, and when: the plan of a seed, and how each fault strikes.
+
+A fault is drawn with a weight. Those that earlier seeds of the same run met seldom are drawn more often (`Steering`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from cdc.errors import CdcError, RequestError, StateError
+from cdc.kafka.errors import FencedError
+from cdc.stream.commits.ownership import NameTakenError
+from cdc.stream.snapshots.orders import Execute
+
+if TYPE_CHECKING:
+    from tests.simulation.network import Member
+    from tests.simulation.world import World
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong at a time of the run, for some time."""
+
+    at: float
+    kind: str
+    seconds: float = 0.0
+
+
+KINDS: Final = (
+    "kill",
+    "stop",
+    "power off",
+    "disk full",
+    "kafka away",
+    "answers lost",
+    "messages refused",
+    "markers left out",
+    "checkpoint loses its tail",
+    "records expire",
+    "second daemon",
+    "take-over",
+    "network cut",
+    "network slow",
+    "member away",
+    "member frozen",
+    "logs dropped",
+    "clock jumps",
+    "snapshot requested",
+    "configuration changed",
+)
+
+
+def planned(plan: random.Random, span: float, weights: Mapping[str, float]) -> list[Fault]:
+    """Draw a seed's faults for a run of about so many seconds."""
+    kinds = list(KINDS)
+    count = plan.choice([0, 1, 2, 3, 5, 8])
+    drawn = plan.choices(kinds, [weights.get(kind, 1.0) * (4 if kind == "kill" else 1) for kind in kinds], k=count)
+    faults = [
+        Fault(round(plan.random() * span, 4), kind, round(plan.choice([0.05, 0.5, 3.0, 15.0]) * plan.random(), 4))
+        for kind in drawn
+    ]
+    return sorted(faults, key=lambda fault: fault.at)
+
+
+class Steering:
+    """Weights for the faults and edges that were seldom met so far."""
+
+    def __init__(self) -> None:
+        self._met: Counter[str] = Counter()
+
+    def learn(self, walked: Counter[str]) -> None:
+        """Take in what a seed has met."""
+        self._met += Counter(
+            {what.removeprefix("fault: "): count for what, count in walked.items() if what.startswith("fault: ")}
+        )
+
+    def weights(self) -> dict[str, float]:
+        """The seldom ones weigh more."""
+        mean = sum(self._met.values()) / len(KINDS)
+        return {kind: min(4.0, (mean + 1) / (self._met[kind] + 1)) for kind in KINDS}
+
+
+class Strikes:
+    """How the faults strike one world."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._table: dict[str, Callable[[Fault], None]] = {
+            "kill": self._kill,
+            "stop": self._stop,
+            "power off": self._power_off,
+            "disk full": self._disk_full,
+            "kafka away": lambda fault: world.brokers.fail_for(fault.seconds),
+            "answers lost": lambda fault: self._share(fault, "lost_answer", 0.3),
+            "messages refused": lambda fault: self._share(fault, "refusal", 0.05),
+            "markers left out": lambda fault: self._share(fault, "hanging", 0.2),
+            "checkpoint loses its tail": self._lose_checkpoints,
+            "records expire": self._expire,
+            "second daemon": lambda fault: self._second(fault, takes_over=False),
+            "take-over": lambda fault: self._second(fault, takes_over=True),
+            "network cut": self._cut,
+            "network slow": self._slow,
+            "member away": self._away,
+            "member frozen": self._freeze,
+            "logs dropped": self._drop_logs,
+            "clock jumps": self._jump,
+            "snapshot requested": self._request,
+            "configuration changed": self._configure,
+        }
+        assert tuple(self._table) == KINDS
+
+    def strike(self, fault: Fault) -> None:
+        """Let it happen."""
+        self._world.walked[f"fault: {fault.kind}"] += 1
+        self._world.scheduler.note(f"fault: {fault.kind} ({fault.seconds:g} s)")
+        self._table[fault.kind](fault)
+
+    def _later(self, seconds: float, callback: Callable[[], None]) -> None:
+        self._world.scheduler.after(seconds, callback)
+
+    # The process, its machine and its disk.
+
+    def _kill(self, fault: Fault) -> None:
+        self._world.kill()
+        self._later(fault.seconds, self._world.restart)
+
+    def _stop(self, fault: Fault) -> None:
+        daemon = self._world.life.daemon
+        if daemon is not None:
+            daemon.stop()
+        self._later(fault.seconds + 0.5, self._world.restart)
+
+    def _power_off(self, fault: Fault) -> None:
+        world = self._world
+        world.kill()
+        world.boot += 1
+        rng = world.scheduler.random
+        store = world.directory / "state" / "images" / "data.mdb"
+        if store.exists() and rng.random() < 0.5:
+            # Pages that were never written: the store must not be trusted.
+            data = bytearray(store.read_bytes())
+            for _ in range(3):
+                at = rng.randrange(max(1, len(data) // 4096)) * 4096
+                data[at : at + 4096] = bytes(len(data[at : at + 4096]))
+            if "unsynced" in (store.parent / "condition").read_text():
+                store.write_bytes(data)
+        self._later(fault.seconds, world.restart)
+
+    def _disk_full(self, fault: Fault) -> None:
+        world = self._world
+        world.is_disk_full = True
+        world.life.may_end_with += (StateError,)
+
+        def empty() -> None:
+            world.is_disk_full = False
+            world.restart()
+
+        self._later(fault.seconds, empty)
+
+    # Kafka.
+
+    def _share(self, fault: Fault, name: str, share: float) -> None:
+        faults = self._world.brokers.faults
+        setattr(faults, name, share)
+        self._later(fault.seconds, lambda: setattr(faults, name, 0.0))
+
+    def _lose_checkpoints(self, fault: Fault) -> None:
+        """The only replica of the checkpoint's partition was on a machine that stopped: its newest records are gone."""
+        world = self._world
+        world.kill()
+        world.lose_checkpoints(world.scheduler.random.randint(1, 6))
+        self._later(fault.seconds, world.restart)
+
+    def _expire(self, _: Fault) -> None:
+        world = self._world
+        for topic, partitions in world.brokers.topics.items():
+            if topic.startswith("shop.space"):
+                for partition in partitions:
+                    # The newest segment stays, as it does in Kafka: a daemon finds its last events there.
+                    partition.begin = max(partition.begin, min(partition.stable, partition.end - 8))
+
+    def _second(self, fault: Fault, *, takes_over: bool) -> None:
+        """Another machine starts a daemon of this name, which must not begin unless it is told to end the first."""
+        world = self._world
+        first = world.life
+        if first.is_over or first.daemon is None or first.daemon.status.state != "streaming":
+            return
+        if takes_over:
+            first.may_end_with += (FencedError, CdcError)
+            world.move_state()
+            world.start(take_over=True, rebuild_state=True)
+            return
+        second = world.start(is_second=True)
+        second.may_end_with += (NameTakenError, CdcError)
+        self._later(fault.seconds, lambda: None)
+
+    # The network and the members.
+
+    def _cut(self, _: Fault) -> None:
+        for member in self._world.network.members.values():
+            for link in list(member.links):
+                link.cut()
+
+    def _slow(self, fault: Fault) -> None:
+        network = self._world.network
+        network.slowness = 200.0
+        self._later(fault.seconds, lambda: setattr(network, "slowness", 1.0))
+
+    def _away(self, fault: Fault) -> None:
+        member = self._any_member()
+        member.stop()
+        self._later(fault.seconds, lambda: setattr(member, "is_up", True))
+
+    def _freeze(self, fault: Fault) -> None:
+        member = self._any_member()
+        member.is_frozen = True
+
+        def thaw() -> None:
+            member.is_frozen = False
+            member.stop()  # what it sends now comes from a connection that nobody has any more
+            member.is_up = True
+
+        self._later(fault.seconds, thaw)
+
+    def _any_member(self) -> Member:
+        members = self._world.network.members
+        return members[self._world.scheduler.random.choice(sorted(members))]
+
+    def _drop_logs(self, _: Fault) -> None:
+        for member in self._world.network.members.values():
+            member.master.collect_garbage()
+
+    def _jump(self, fault: Fault) -> None:
+        library = self._world.library
+        library.skew_seconds += self._world.scheduler.random.choice([-7200.0, -1.0, 1.0, 86_400.0])
+        self._later(fault.seconds, lambda: None)
+
+    # The operator.
+
+    def _request(self, _: Fault) -> None:
+        """`tarantool-cdc snapshot` of everything."""
+        world, life = self._world, self._world.life
+        if life.is_over or life.daemon is None:
+            return
+        queue = life.daemon._requests
+
+        def ask() -> None:
+            try:
+                queue.submit(Execute("asked", (".*",)))
+            except RequestError as error:
+                world.scheduler.note(f"the request is refused: {error}")
+
+        world.scheduler.spawn(life.process, "operator", ask)
+
+    def _configure(self, fault: Fault) -> None:
+        """Another flush interval, size of a transaction in memory, and pause between commits, from the next start on."""
+        world, rng = self._world, self._world.scheduler.random
+        # The way back from registered needs `tarantool-cdc unregister`.
+        mode = rng.choice(["anonymous", "registered"]) if world.settings["source"]["mode"] == "anonymous" else "registered"
+        world.settings = {
+            "source": {"mode": mode, "transaction_bytes_max": rng.choice([1024, 64 << 20])},
+            "kafka": {"commit_pause_ms": rng.choice([0, 30, 400]), "queue_bytes_max": rng.choice([1024, 32 << 20])},
+            "state": {"flush_interval_ms": rng.choice([0, 500, 5000])},
+        }
+        self._stop(fault)
