@@ -297,6 +297,9 @@ class Follower:
                         raise AssertionError(f"{event} in the stream")
             self._note_recognized()
             self._serve_requests(is_busy=any(isinstance(event, StreamRows) for event in events))
+            if catches_up_with is not None or self._goal.until_caught_up:
+                # A commit may have ended the wait. If the next turn collected it, that would wait once more, for nothing.
+                self._runner.collect_commits()
             if catches_up_with is not None:
                 if pipeline.ledger.acknowledged.covers(catches_up_with):
                     # The next connection registers.

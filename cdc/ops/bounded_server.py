@@ -86,6 +86,9 @@ class BoundedServer(ThreadingHTTPServer):
 
     def stop(self) -> None:
         """Stop serving and listening."""
+        # Wakes the serving thread, which otherwise looks twice a second whether it has to end. Some systems refuse it.
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
         self.shutdown()
         self.server_close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,20 @@ def test_a_stream_ends_with_what_the_master_had(scene: Scene, served: ServedMast
     assert scene.topics().count("shop.users") == 2
     assert scene.writer.store.row_count == 2
     assert not scene.requests.is_open
+
+
+def test_a_stream_ends_as_soon_as_all_is_durable(scene: Scene) -> None:
+    """A commit is the last thing to happen: nothing else would end a further wait, here before a minute has passed."""
+    master = Master("2.11")
+    master.create_space("users", ["id", "name"])
+    members = members_of(scene, [f"cdc:secret@127.0.0.1:{Listener(relaying(master)).port}"], source={"ack_interval_ms": 60_000})
+    assert followed_again(scene, members)
+    begun = time.monotonic()
+    for number in range(1, 6):  # whether the commit comes before the wait or ends it varies
+        master.insert("users", number, "streamed")
+        assert followed_again(scene, members)
+        assert scene.topics().count("shop.users") == number
+    assert time.monotonic() - begun < 50
 
 
 def test_rows_can_be_asked_for_while_the_stream_flows_and_not_after(scene: Scene, served: ServedMaster) -> None:

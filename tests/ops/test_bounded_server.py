@@ -72,6 +72,21 @@ def brief() -> Iterator[BoundedServer]:
         yield found
 
 
+def test_it_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than when it would look the next time whether it has to, which here is in an hour."""
+    serve = BoundedServer.serve_forever
+    monkeypatch.setattr(BoundedServer, "serve_forever", lambda server: serve(server, 3_600))
+    server = BoundedServer(("127.0.0.1", 0), Handler)
+    server.start()
+    assert get(server, "127.0.0.1").endswith(b"hello")
+    stopping = threading.Thread(target=server.stop, daemon=True)
+    stopping.start()
+    stopping.join(30)
+    assert not stopping.is_alive()
+    with pytest.raises(ConnectionRefusedError):
+        connect(server)
+
+
 def connect(server: BoundedServer, beginning: bytes = b"") -> socket.socket:
     client = socket.create_connection(("127.0.0.1", server.server_address[1]), 20)
     client.sendall(beginning)
