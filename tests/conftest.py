@@ -53,7 +53,7 @@ The `kafka` of most tests isn't among them: each process has its own."""
 _GROUPS = {"opensearch": "spark"}
 """Fixtures whose tests run in the process of another fixture's tests, because most of them use both."""
 _TABLES_GROUP = "spark-tables"
-_TABLES_FOLDERS = {"spark", "audit", "contract", "delta", "history", "runner"}
+_TABLES_FOLDERS = {"spark", "audit", "contract", "delta", "history", "materialize", "runner"}
 """Group of the tests of these folders of tests/spark that need no servers, about half of Spark's time. They use a second Spark
 session, in another process: the tests of one session run one after another, and would finish last."""
 _SERVER_FIXTURES = {

@@ -77,6 +77,8 @@ class Stream:
     control: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     """Values of the control topics, in order."""
     records: dict[Place, list[Record]] = field(default_factory=dict)
+    values: dict[Place, list[dict[str, Any] | None]] = field(default_factory=dict)
+    """Of the records in the partitions of spaces, in the same order. To read JSON is most of what the checks cost."""
 
     @property
     def checkpoints(self) -> list[dict[str, Any]]:
@@ -126,22 +128,19 @@ class Stream:
     def check_partitions(self) -> None:
         """In each partition `seq` ascends; a key stays in its partition; a tombstone follows each delete at once."""
         partitions: dict[tuple[str, str], int] = {}
-        for (topic, number), records in self.records.items():
-            if topic.rpartition(".")[2] in (*_CONTROL, _ORDERS):
-                continue
+        for (topic, number), values in self.values.items():
             last, awaited = 0, None
-            for record in records:
+            for record, value in zip(self.records[topic, number], values, strict=True):
                 if record.key == FILLER_KEY:
                     continue  # ended a transaction that Kafka, killed in between, had left open
                 key = None if record.key is None else record.key.decode()
                 if key is not None:
                     assert partitions.setdefault((topic, key), number) == number, f"{key} of {topic} is in two partitions"
-                if record.value is None:
+                if value is None:
                     assert key == awaited, f"a tombstone for {key} in {topic}, where one for {awaited} was due"
                     awaited = None
                     continue
                 assert awaited is None, f"no tombstone for {awaited} in {topic}"
-                value = json.loads(record.value)
                 seq = value["source"]["seq"]
                 assert seq > last, f"{topic}[{number}]: seq {seq} follows {last}"
                 last = seq
@@ -186,12 +185,10 @@ class Stream:
         for number, seq in enumerate(boundaries):
             interval_of.update(dict.fromkeys(range(last + 1, seq + 1), number))
             last = max(last, seq)
-        for place, records in self.records.items():
-            if place[0].rpartition(".")[2] in (*_CONTROL, _ORDERS):
-                continue
+        for place, values in self.values.items():
             seen: set[int] = set()
-            for group in _committed_together(records):
-                intervals = {interval_of[json.loads(value)["source"]["seq"]] for value in group}
+            for group in _committed_together(self.records[place], values):
+                intervals = {interval_of[value["source"]["seq"]] for value in group}
                 assert len(intervals) <= 1, f"{place}: one commit holds the events of {len(intervals)} checkpoints"
                 assert not intervals & seen, f"{place}: the events of one checkpoint were committed in two pieces"
                 seen |= intervals
@@ -252,10 +249,11 @@ def parse(reader: TopicReader, look: Look | None = None, *, may_repeat: bool = F
         if name in _CONTROL:
             stream.control[name] += [json.loads(record.value) for record in records if record.value is not None]
             continue
-        for record in records:
-            if record.value is None:
+        stream.values[place] = [None if record.value is None else json.loads(record.value.decode()) for record in records]
+        for record, content in zip(records, stream.values[place], strict=True):
+            if content is None:
                 continue
-            event = Event(place, record.offset, None if record.key is None else record.key.decode(), json.loads(record.value))
+            event = Event(place, record.offset, None if record.key is None else record.key.decode(), content)
             if event.op == "t":
                 seen = broadcasts[topic, event.seq, str(event.source["lsn"])]
                 assert record.key is None
@@ -294,14 +292,14 @@ def _same_transaction(one: Event, other: Event) -> bool:
     return one.transaction_id is not None and one.transaction_id == other.transaction_id
 
 
-def _committed_together(records: Sequence[Record]) -> list[list[bytes]]:
+def _committed_together(records: Sequence[Record], values: Sequence[dict[str, Any] | None]) -> list[list[dict[str, Any]]]:
     """The values between two markers."""
-    groups: list[list[bytes]] = []
+    groups: list[list[dict[str, Any]]] = []
     next_offset = None
-    for record in records:
+    for record, value in zip(records, values, strict=True):
         if record.offset != next_offset:
             groups.append([])
         next_offset = record.offset + 1
-        if record.value is not None:
-            groups[-1].append(record.value)
+        if value is not None:
+            groups[-1].append(value)
     return groups

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgpack
 
+_ENCODER = json.JSONEncoder(sort_keys=True, ensure_ascii=False)
 _DECIMAL, _UUID = 1, 2
 _MINUS = {0x0B, 0x0D}
 
@@ -57,7 +58,7 @@ def shown(value: Any) -> Any:
 
 def text(value: Any) -> str:
     """JSON values as a text that is equal for equal values only: 1 and 1.0 differ, 0.0 and -0.0 too; names have no order."""
-    return json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return _ENCODER.encode(value)
 
 
 def _name(key: Any) -> str:
