@@ -13,7 +13,7 @@ import structlog
 from confluent_kafka import KafkaError, TopicPartition
 
 from cdc.config import KafkaSection
-from cdc.kafka import signal_reader
+from cdc.kafka import signal_reader, topic_admin
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.signal_reader import SignalReader
 from cdc.positions.requests import SignalPlace
@@ -116,6 +116,7 @@ def ground(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ground]:
     given = {"_POLL_SECONDS": 0.01, "_AGAIN_SECONDS": 0.01, "_LOOK_SECONDS": 0.05, "_ANSWER_SECONDS": 0.3}
     for name, seconds in given.items():
         monkeypatch.setattr(signal_reader, name, seconds)
+    monkeypatch.setattr(topic_admin, "ADMIN_TIMEOUT_SECONDS", 0.3)
     ground = Ground()
     yield ground
     for reader in ground.readers:

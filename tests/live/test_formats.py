@@ -212,7 +212,7 @@ def test_what_consumers_read_is_the_master_in_every_format(scene: Scene, fake: F
 def test_rows_wait_only_for_new_schemas(scene: Scene, fake: FakeRegistry) -> None:
     """A registry that answers slowly, that is away, and that comes back without its data."""
     in_avro(scene, fake.url)
-    fake.delay_seconds = 1.0
+    fake.delay_seconds = 0.2
     scene.tarantool.eval(SPACE)
     scene.daemon.start()
     scene.tarantool.eval(WORK, 1, 50)
