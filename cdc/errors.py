@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import reprlib
+from collections.abc import Iterator
 from enum import Enum
-from typing import Final, Self
+from typing import Any, Final, Self
 
 OUT_OF_FILES: Final = "Raise the limit of open files: `ulimit -n`, or LimitNOFILE in systemd's unit."
 """Remedy if the process, or the machine, has no descriptor left: nothing is wrong with the peer or its address."""
@@ -146,6 +147,14 @@ class WiderRowError(CdcError):
     def __init__(self, message: str, width: int, hint: str = "") -> None:
         super().__init__(message, hint)
         self.width = width
+
+
+class ManyRowsError(CdcError):
+    """A row changes many others: it is handled as the `requests`, bodies and frames of DELETEs, in its place."""
+
+    def __init__(self, requests: Iterator[tuple[dict[int, Any], bytes]]) -> None:
+        super().__init__("a row changes many others")
+        self.requests = requests
 
 
 class SnapshotNeededError(CdcError):

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from cdc.events.columns import NO_COLUMN_RULES, ColumnPlan, ColumnRules, plan_of
 from cdc.events.json_values import encode
+from cdc.events.refused_requests import arrow_rows, deleted_range
 from cdc.events.row_encoder import Encode, RowEncoder
 from cdc.events.row_route import RowRoute
 from cdc.events.topics import routed_suffix
@@ -198,6 +199,8 @@ class SpaceEvents:
             Type.DELETE: self._delete,
             Type.UPDATE: self._update,
             Type.UPSERT: self._upsert,
+            Type.DELETE_RANGE: deleted_range(form),
+            Type.INSERT_ARROW: arrow_rows(form),
         }
 
     def count_upserts(self, count: Callable[[], None]) -> None:

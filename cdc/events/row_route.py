@@ -32,6 +32,7 @@ Change = Callable[[Body, bytes], tuple[bytes, bytes, bytes] | None]
 
 _KEY: Final = Key.KEY
 _TUPLE: Final = Key.TUPLE
+_OF_MANY_ROWS: Final = (Type.DELETE_RANGE, Type.INSERT_ARROW)
 
 
 class Former(NamedTuple):
@@ -107,8 +108,10 @@ class RowRoute:
 
     def by_key(self, changes: dict[int, Change]) -> dict[int, Change]:
         """Return the makers of a space's events without images, with what the rules say of the rows' keys."""
+        values_of = {Type.DELETE: self._tuple_of_key, Type.UPDATE: self._tuple_of_key}
         return {
-            kind: self._of_chosen(change, self._tuple_of_key if kind in (Type.DELETE, Type.UPDATE) else _tuple)
+            # Requests about many rows are refused, whichever rows are chosen.
+            kind: change if kind in _OF_MANY_ROWS else self._of_chosen(change, values_of.get(kind, _tuple))
             for kind, change in changes.items()
         }
 

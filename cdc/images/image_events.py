@@ -5,6 +5,7 @@
     UPDATE            key, operations  after = update(before)          u; no event if the key has no tuple
     UPSERT            tuple, operations                                c if the key has no tuple, else u, by the forgiving rules
     DELETE            key              before = the current tuple      d; no event if the key has no tuple
+    DELETE_RANGE      two keys         a DELETE of each row between    d for each (cdc.images.ranges)
 
 If the current row can't be encoded, `before` is null. That row stopped the daemon, or was set aside, when it was received.
 
@@ -22,11 +23,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from cdc.errors import EncodingError, ImageError, SchemaError
+from cdc.errors import EncodingError, ImageError, ManyRowsError, SchemaError
 from cdc.events.envelope import Change, SpaceEvents
 from cdc.images.doubts import PASSED_OVER, REBUILD, in_another_notation, unappliable
 from cdc.images.notations import KeyNotation, notation_of
 from cdc.images.overlay import Images
+from cdc.images.ranges import KeyRange
 from cdc.protocol import layout
 from cdc.protocol.codec import Body, body_values, tuple_values
 from cdc.protocol.constants import Key, Type
@@ -88,6 +90,8 @@ class ImageChanges:
             Type.DELETE: self._delete,
             Type.UPDATE: self._update,
             Type.UPSERT: self._upsert,
+            Type.DELETE_RANGE: self._delete_range,
+            Type.INSERT_ARROW: space.changes[Type.INSERT_ARROW],
         }
 
     def tuple_of(self, frame: bytes) -> tuple[Sequence[Any], bytes]:
@@ -161,6 +165,11 @@ class ImageChanges:
         if self._notation is not None:
             self._check_parts(self._notation, "a DELETE", key, before, self._notation.parts_of_key(values[_KEY]))
         return self.delete(key, before)
+
+    def _delete_range(self, _: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        _, values = self._read(frame)
+        begin, end = (tuple_values(values[key]) for key in (Key.BEGIN_KEY, Key.END_KEY))
+        raise ManyRowsError(KeyRange(self.space.form, self._images, begin, end).deletes())
 
     def _update(self, _: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
         body, values = self._read(frame)

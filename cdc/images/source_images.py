@@ -4,6 +4,7 @@
     REPLACE           old tuple, new tuple                 u, or c if there is no old tuple
     UPDATE, UPSERT    old tuple, new tuple                 u, or c if there is no old tuple
     DELETE            old tuple                            d; without an old tuple, too
+    DELETE_RANGE      two keys                             refused: it has no image of any row
 
 No state store is needed, and nothing is computed. A row that lacks the new tuple isn't published as a change with half of its
 images: the server doesn't write them, or did not when it wrote this row. A DELETE without an old tuple may have found no row; it
@@ -41,6 +42,7 @@ class SourceImages:
             Type.DELETE: self._delete,
             Type.UPDATE: self._put,
             Type.UPSERT: self._put,
+            **{kind: space.changes[kind] for kind in (Type.DELETE_RANGE, Type.INSERT_ARROW)},
         }
 
     def _insert(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:

@@ -36,6 +36,9 @@ class Key:
     NEW_TUPLE: Final = 0x2D
     DATA: Final = 0x30
     ERROR_24: Final = 0x31
+    ARROW: Final = 0x36
+    BEGIN_KEY: Final = 0x37
+    END_KEY: Final = 0x38
     REPLICA_ANON: Final = 0x50
     ID_FILTER: Final = 0x51
     ERROR: Final = 0x52
@@ -58,6 +61,8 @@ class Type:
     AUTH: Final = 7
     UPSERT: Final = 9
     NOP: Final = 12
+    INSERT_ARROW: Final = 17
+    DELETE_RANGE: Final = 18
     RAFT: Final = 30
     RAFT_PROMOTE: Final = 31
     RAFT_DEMOTE: Final = 32
@@ -81,7 +86,9 @@ TYPE_NAMES: Final[dict[int, str]] = {
 
 KEY_NAMES: Final[dict[int, str]] = {number: name for name, number in vars(Key).items() if isinstance(number, int)}
 
-DATA_TYPES: Final = frozenset({Type.INSERT, Type.REPLACE, Type.UPDATE, Type.DELETE, Type.UPSERT})
+DATA_TYPES: Final = frozenset(
+    {Type.INSERT, Type.REPLACE, Type.UPDATE, Type.DELETE, Type.UPSERT, Type.INSERT_ARROW, Type.DELETE_RANGE}
+)
 SYNCHRO_TYPES: Final = frozenset({Type.RAFT_PROMOTE, Type.RAFT_DEMOTE, Type.RAFT_CONFIRM, Type.RAFT_ROLLBACK})
 ROW_TYPES: Final = DATA_TYPES | SYNCHRO_TYPES | {Type.NOP}
 """Types of the log's rows. RAFT isn't one of them: the master sends RAFT packets between rows to report the cluster's state,
@@ -120,6 +127,13 @@ class ErrorCode:
     SYNC_ROLLBACK: Final = 217
     XLOG_GAP: Final = 219
     TOO_EARLY_SUBSCRIBE: Final = 220
+    NIL_UUID: Final = 264
+    SHUTDOWN: Final = 279
+    INVALID_VCLOCK: Final = 288
+    SYNC_QUEUE_FULL: Final = 289
+    REPLICA_GC: Final = 291
+    SYNC_TIMEOUT: Final = 295
+    XLOG_NOT_FOUND: Final = 303
 
 
 FEATURES_SENT: Final = (0, 1, 2, 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -57,6 +58,8 @@ class KeyPart:
     collation: int = 0
     # Whether equal values in different notations are different keys, such as decimal 1 and decimal 1.00.
     is_as_written: bool = False
+    # Whether the index has larger values first. The keys are the same then, so it isn't compared.
+    is_descending: bool = dataclasses.field(default=False, compare=False)
 
     @property
     def is_collated(self) -> bool:

@@ -51,6 +51,8 @@ KEY_BYTES_MAX: Final = 511
 Encoder = Callable[[Any], bytes]
 
 _HASH_BYTES: Final = 32
+AS_IT_IS: Final = KEY_BYTES_MAX - _HASH_BYTES
+"""Number of bytes with which a key of any length begins as it would without a hash."""
 _SIGN_BIT: Final = 1 << 63
 _UINT64_END: Final = 2.0**64
 _UINT: Final = struct.Struct(">Q").pack
@@ -139,6 +141,10 @@ class KeyCodec:
                     self.of_tuple = single(begin, part.field, self._of_tuple)
 
     def _of_tuple(self, tuple_: Sequence[Any]) -> bytes:
+        return self._encoded(self.values_of(tuple_))
+
+    def values_of(self, tuple_: Sequence[Any]) -> list[Any]:
+        """Return the values of a tuple's key. Raises SchemaError if the tuple lacks one."""
         values = []
         try:
             for field, path in self._parts:
@@ -148,7 +154,7 @@ class KeyCodec:
                 values.append(value)
         except (IndexError, KeyError, TypeError) as error:
             raise no_key(self._form, tuple_) from error
-        return self._encoded(values)
+        return values
 
     def _of_key(self, key: Sequence[Any]) -> bytes:
         if len(key) != len(self._encoders):
@@ -156,16 +162,24 @@ class KeyCodec:
         return self._encoded(key)
 
     def _encoded(self, values: Sequence[Any]) -> bytes:
+        found = self.joined(self.parts_of(values))
+        return found if len(found) < KEY_BYTES_MAX else _shortened(found)
+
+    def parts_of(self, values: Sequence[Any]) -> list[bytes]:
+        """Encode a key, or its first parts. Each part is ordered as its values are. Raises SchemaError if they don't fit."""
         try:
-            found = self._prefix + b"".join([encode(value) for encode, value in zip(self._encoders, values, strict=True)])
+            return [encode(value) for encode, value in zip(self._encoders[: len(values)], values, strict=True)]
         except (struct.error, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             message = f"space {self._name!r} can't have the primary key {excerpt(values)} ({error})"
             raise SchemaError(message, no_key_hint(self._form)) from error
-        return found if len(found) < KEY_BYTES_MAX else _shortened(found)
+
+    def joined(self, parts: Sequence[bytes]) -> bytes:
+        """Return the beginning of all keys with these first parts, of any length."""
+        return self._prefix + b"".join(parts)
 
 
 def _shortened(key: bytes) -> bytes:
-    return key[: KEY_BYTES_MAX - _HASH_BYTES] + hashlib.sha256(key).digest()
+    return key[:AS_IT_IS] + hashlib.sha256(key).digest()
 
 
 def _check(form: SpaceForm, number: int, part: KeyPart) -> None:

@@ -431,12 +431,14 @@ def _key_part(item: Any, *, is_hash: bool) -> KeyPart:
     match item:
         case {"field": int(place)} if place >= 0:
             path, kind, collation = _text(item.get("path", "")), item.get("type", "any"), _collation(item.get("collation"))
+            order = _text(item.get("sort_order", ""))
         case [int(place), kind, *_] if place >= 0:
-            path, collation = "", 0
+            path, collation, order = "", 0, ""
         case _:
             raise TypeError(f"key part {item!r}")
     kind = type_of_key_part(_text(kind))
-    return KeyPart(place, path, kind, collation, is_as_written=is_hash and kind in WRITTEN_DIFFERENTLY)
+    is_descending = order.lower() == "desc"
+    return KeyPart(place, path, kind, collation, is_hash and kind in WRITTEN_DIFFERENTLY, is_descending)
 
 
 def _collation(value: Any) -> int:

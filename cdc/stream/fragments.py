@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from cdc.events.envelope import COLLECTION_ORDER, SEQ, SharedPieces, SpaceEvents, transaction_records
+from cdc.protocol.codec import Body
+from cdc.protocol.constants import Type
 from cdc.schema.tracker import SchemaTracker
-from cdc.stream.transactions.transaction import Transaction
+from cdc.stream.transactions.transaction import Row, Transaction
 
 
 class OriginTexts(msgspec.Struct, gc=False):
@@ -43,6 +45,7 @@ class EventFragments(msgspec.Struct, gc=False):
 
     `event` joins the pieces that cdc.events.envelope draws: `time` from `source` to `sequence`, `origin` the replica id, `tsn`,
     `tail` from the vclock to `transaction`, and `suffix` the end. `orders` counts the events of each space.
+    `row_number` is that of the next row. The batch isn't split after the row `last_row_number`.
     """
 
     transaction: Transaction
@@ -53,6 +56,7 @@ class EventFragments(msgspec.Struct, gc=False):
     suffix: bytes
     orders: dict[Any, int]
     row_number: int = 0
+    last_row_number: int | None = None
     total_order: int = 0
     emptied: dict[int, str] = {}
     """Names of the spaces that lost all rows, by id: the transaction may drop them, too."""
@@ -110,3 +114,11 @@ class BinaryFragments(EventFragments, gc=False):
         self.total_order += 1
         order = orders[space_id] = orders[space_id] + 1 if space_id in orders else 1
         return self.shared.event(space, lsn, row_number, seq, start, (self.total_order, order)) + self.suffix
+
+
+def deletes(fragments: EventFragments, lsn: int, requests: Iterator[tuple[Body, bytes]]) -> Iterator[Row]:
+    """Yield the DELETEs that the row before stands for, as rows with its number. The caller counts each before the next."""
+    number = fragments.row_number - 1
+    for body, frame in requests:
+        fragments.row_number = number
+        yield Type.DELETE, lsn, body, frame

@@ -13,19 +13,27 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from cdc.errors import EncodingError, ImageError, KeysChangedError, SchemaError, WiderRowError
+from cdc.errors import (
+    EncodingError,
+    ImageError,
+    KeysChangedError,
+    ManyRowsError,
+    SchemaError,
+    UnsupportedRowError,
+    WiderRowError,
+)
 from cdc.events import topics
 from cdc.events.envelope import MALFORMED_BODY, Change, SpaceEvents
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Body, FrameDecoder, body_of
-from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, Key, Type
+from cdc.protocol.constants import DATA_TYPES, ROW_TYPES, SYNCHRO_TYPES, Key, Type
 from cdc.protocol.system_spaces import TRUNCATE_SPACE
 from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import TRACKED_SPACES
 from cdc.stream.batches.event_context import EventContext
 from cdc.stream.batches.routed_messages import ChangeWriter
-from cdc.stream.fragments import BinaryFragments, EventFragments, OriginTexts
+from cdc.stream.fragments import BinaryFragments, EventFragments, OriginTexts, deletes
 from cdc.stream.transactions.assembler import rows_of
 from cdc.stream.transactions.transaction import Row, Transaction
 
@@ -56,6 +64,8 @@ class StreamEvents:
         self._rekeyed: dict[int, None] = {}
         # Lsn and row number of the last row that changed the schema.
         self._schema_row_at = (0, 0)
+        # What is left of a row that stands for many, while a full batch is taken.
+        self._left: Iterator[Row] | None = None
 
     @property
     def position(self) -> Position:
@@ -103,20 +113,24 @@ class StreamEvents:
         previous_lsn = texts.previous_lsn
         self.vclock[replica_id] = lsn
         texts.previous_lsn = lsn_text
+        last_number = transaction.row_count - 1
         shared = self._envelope.shared(transaction.timestamp, previous_lsn, (replica_id, transaction.tsn), self.vclock)
         if shared is not None:
-            return BinaryFragments(transaction, b"", b"", b"", b"", suffix, {}, shared=shared)
+            return BinaryFragments(transaction, b"", b"", b"", b"", suffix, {}, last_row_number=last_number, shared=shared)
         time = self._envelope.source + self._envelope.stream_time(transaction.timestamp, previous_lsn)
         tail = b'%b%b%b%b%b","total_order":' % (texts.before, lsn_text, texts.after, texts.transaction_text, tsn_text)
-        return EventFragments(transaction, time, texts.origin_text, b',"tsn":%b,"row":' % tsn_text, tail, suffix, {})
+        shown_tsn = b',"tsn":%b,"row":' % tsn_text
+        return EventFragments(transaction, time, texts.origin_text, shown_tsn, tail, suffix, {}, last_row_number=last_number)
 
     def _encode_rows(self, fragments: EventFragments, rows: Iterator[Row]) -> bool:
         """Make the events of a transaction's next rows, in order; return whether all of `rows` are done. The hot path.
 
         If not, the batch is full, and must be taken before the remaining rows.
         """
+        if self._left is not None and not self._encode_in_place(fragments, self._left):
+            return False
         builder, encoders, refusals, transaction = self._builder, self._spaces.encoders, self._refusals, fragments.transaction
-        tombstones, bytes_max = self._options.tombstones, builder.bytes_max
+        tombstones, bytes_max, last_number = self._options.tombstones, builder.bytes_max, fragments.last_row_number
         for kind, lsn, body, frame in rows:
             space_id = body.get(SPACE_ID)
             row_number = fragments.row_number
@@ -137,6 +151,12 @@ class StreamEvents:
             except ImageError as error:
                 refusals.refuse_unappliable(error, transaction, kind, lsn, body_of(frame), space_id)
                 continue
+            except ManyRowsError as error:
+                if not self._encode_in_place(fragments, deletes(fragments, lsn, error.requests)):
+                    return False
+                continue
+            except UnsupportedRowError as error:
+                raise refusals.at_row(error, transaction, kind, lsn, body_of(frame), space_id) from error
             except WiderRowError as error:
                 # As if the row came only now.
                 fragments.row_number, builder.row_count = row_number, builder.row_count - 1
@@ -159,9 +179,19 @@ class StreamEvents:
                 builder.parts.append((space.topic, key, value))
                 if kind == DELETE and tombstones:
                     builder.parts.append((space.topic, key, None))
-            if builder.byte_count > bytes_max and row_number + 1 != transaction.row_count:
+            if builder.byte_count > bytes_max and row_number != last_number:
                 return False
         return True
+
+    def _encode_in_place(self, fragments: EventFragments, rows: Iterator[Row]) -> bool:
+        """Make the events of rows that one row stands for; return whether all are done."""
+        # Also while a full batch is taken in the middle of the transaction's last row, something is left.
+        last_number, fragments.last_row_number = fragments.last_row_number, None
+        self._left = None
+        is_done = self._encode_rows(fragments, rows)
+        fragments.last_row_number = last_number
+        self._left = None if is_done else rows
+        return is_done
 
     def _widen(self, space_id: Any, width: int) -> None:
         """Make an encoder for longer tuples of a space."""
@@ -177,6 +207,9 @@ class StreamEvents:
             if kind in SYNCHRO_TYPES and fragments.transaction.row_count > 1:
                 # The master always writes it by itself.
                 raise self._refusals.malformed(fragments.transaction, kind, lsn, body_of(frame), body.get(SPACE_ID))
+            if kind not in ROW_TYPES:
+                error = UnsupportedRowError(f"a row of type {kind}, which this version can't follow")
+                raise self._refusals.at_row(error, fragments.transaction, kind, lsn, body_of(frame), body.get(SPACE_ID))
             return None  # NOP, and messages between the cluster's members, publish nothing
         space_id = body.get(SPACE_ID)
         if type(space_id) is not int:

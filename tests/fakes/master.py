@@ -139,6 +139,17 @@ class Master:
         old = self._spaces[space_id].rows.pop(wire.pack(list(key)), None)
         self._write(Type.DELETE, {Key.SPACE_ID: space_id, Key.KEY: list(key)} | self._images(space_id, old, None))
 
+    def delete_range(self, space: int | str, begin: Sequence[Any] = (), end: Sequence[Any] = ()) -> None:
+        """DELETE_RANGE by primary key, as servers from 3.9 on log it; its keys must compare as Python's values do."""
+        space_id = self.id_of(space)
+        rows = self._spaces[space_id].rows
+        places = self._places(space_id)
+        for packed, row in list(rows.items()):
+            key = [row[place] for place in places]
+            if key[: len(begin)] >= list(begin) and (not end or key[: len(end)] < list(end)):
+                del rows[packed]
+        self._write(Type.DELETE_RANGE, {Key.SPACE_ID: space_id, Key.BEGIN_KEY: list(begin), Key.END_KEY: list(end)})
+
     def update(self, space: int | str, key: Sequence[Any], *operations: Row, base: int = 1) -> None:
         """UPDATE with these operations; nothing is logged if the key isn't there, or a number overflows."""
         space_id = self.id_of(space)
@@ -354,15 +365,18 @@ class Master:
         self.insert(INDEX, space_id, 0, "primary", "tree", {"unique": True}, parts)
 
     def _key(self, space_id: int, row: Row) -> bytes:
-        places = [0]
-        if space_id == INDEX:
-            places = [0, 1]
-        elif space_id not in _SYSTEM:
+        if space_id not in _SYSTEM:
             parts = self._spaces[INDEX].rows[wire.pack([space_id, 0])][5]
             if any(isinstance(part, dict) and part.get("path") for part in parts):
                 return wire.pack(row)  # nothing here looks rows up by a path
-            places = [part["field"] if isinstance(part, dict) else part[0] for part in parts]
-        return wire.pack([row[place] for place in places])
+        return wire.pack([row[place] for place in self._places(space_id)])
+
+    def _places(self, space_id: int) -> list[int]:
+        """Which fields the primary key has."""
+        if space_id in _SYSTEM:
+            return [0, 1] if space_id == INDEX else [0]
+        parts = self._spaces[INDEX].rows[wire.pack([space_id, 0])][5]
+        return [part["field"] if isinstance(part, dict) else part[0] for part in parts]
 
     def _operated(self, space_id: int, row: Row, operations: Sequence[Row], base: int) -> Row:
         """What the tests' updates do; any other operation leaves the row alone, for nobody reads it back.

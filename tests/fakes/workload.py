@@ -58,10 +58,13 @@ def value(rng: random.Random, depth: int = 0) -> Any:
 
 
 class Workload:
-    """Steps of random changes. `simple` leaves out what a consumer can't follow by patches alone."""
+    """Steps of random changes. `simple` leaves out what a consumer can't follow by patches alone. With `ranges`, many rows may be
+    deleted by one request, as by servers from 3.9 on.
+    """
 
-    def __init__(self, master: Master, rng: random.Random, *, simple: bool = False) -> None:
+    def __init__(self, master: Master, rng: random.Random, *, simple: bool = False, ranges: bool = False) -> None:
         self._master = master
+        self._requests = ["insert", "replace", "delete", "update", "upsert", "nop"] + ["range"] * ranges
         self._rng = rng
         self._simple = simple
         self._number = 0
@@ -111,7 +114,7 @@ class Workload:
         rng, master = self._rng, self._master
         space = rng.choice(self._names)
         key = rng.randrange(_KEYS)
-        match rng.choice(["insert", "replace", "delete", "update", "upsert", "nop"]):
+        match rng.choice(self._requests):
             case "insert":
                 present = {row[0] for row in master.contents(space)}
                 free = [number for number in range(_KEYS) if number not in present]
@@ -125,6 +128,8 @@ class Workload:
                 master.update(space, [key], *self._operations(), base=rng.choice([0, 1]) if not self._simple else 1)
             case "upsert":
                 master.upsert(space, [key, "up", 5], *self._operations())
+            case "range":
+                master.delete_range(space, rng.choice([[], [key]]), rng.choice([[], [rng.randrange(key, _KEYS + 1)]]))
             case _ if rng.random() < 0.3:
                 master.nop()
 

@@ -53,7 +53,7 @@ class Log(NamedTuple):
     version: tuple[int, ...] = (2, 11)
 
 
-def log_of(rng: random.Random, *, odd_share: float, version: str = "") -> Log:
+def log_of(rng: random.Random, *, odd_share: float, version: str = "", ranges: bool = False) -> Log:
     """A random log; with a `version`, of a server of this version with synchronous transactions."""
     if version:
         synchronous = SynchronousMaster(version)
@@ -67,7 +67,7 @@ def log_of(rng: random.Random, *, odd_share: float, version: str = "") -> Log:
         steps = rng.randint(1, 250 if has_little_ddl else 60)
         return recorded(synchronous, limbo_workload, rng, odd_share, steps, tuple(map(int, version.split("."))))
     master = Master()
-    workload = Workload(master, rng)
+    workload = Workload(master, rng, ranges=ranges)
     workload.run(rng.randint(0, 30))
     return recorded(master, workload, rng, odd_share, rng.randint(1, 60), (2, 11))
 
@@ -223,13 +223,21 @@ class Life:
 
 
 def lives(
-    seed: int, *, has_images: bool, odd_share: float, size: int, version: str = "", handed_back_max: int = 1, **options: Any
+    seed: int,
+    *,
+    has_images: bool,
+    odd_share: float,
+    size: int,
+    version: str = "",
+    handed_back_max: int = 1,
+    ranges: bool = False,
+    **options: Any,
 ) -> tuple[Outcome, Outcome]:
     """The Python path's, and the compiled one's."""
     found = []
     for is_python in (True, False):
         rng = random.Random(seed)
-        log = log_of(rng, odd_share=odd_share, version=version)
+        log = log_of(rng, odd_share=odd_share, version=version, ranges=ranges)
         with path(is_python=is_python, handed_back_max=handed_back_max):
             life = Life(log, is_python=is_python, has_images=has_images, **options)
             found.append(life.live(rng, size, (rng.randint(0, 20), rng.randint(0, 60), 1 << 30)))
@@ -250,6 +258,7 @@ def lives(
     exclude=st.sampled_from([[], ["space 2"], ["space 1 1", "shared"]]),
     version=st.sampled_from(["", *VERSIONS]),
     handed_back_max=st.sampled_from([1, 1, 8]),
+    ranges=st.booleans(),
 )
 def test_both_paths_live_alike(seed: int, has_images: bool, odd_share: float, size: int, **options: Any) -> None:
     python, compiled = lives(seed, has_images=has_images, odd_share=odd_share, size=size, **options)

@@ -23,6 +23,7 @@ from cdc import native
 from cdc.errors import EncodingError, ProtocolError, SchemaError, WiderRowError
 from cdc.events import topics
 from cdc.events.envelope import MALFORMED_BODY, SpaceCount, SpaceEvents, snapshot_record
+from cdc.events.refused_requests import arrow_error
 from cdc.images.image_events import ImageChanges
 from cdc.positions.position import Position, SnapshotState
 from cdc.protocol.codec import Body, Frames, Header, body_of
@@ -383,6 +384,8 @@ class Snapshot:
                 encoders[space_id] = self._spaces.widen(space.form, error.width)
                 yield from self._rows(((header, body, frame),))
             except MALFORMED_BODY as error:
+                if header[Key.REQUEST_TYPE] == Type.INSERT_ARROW:
+                    raise arrow_error(space.form) from error
                 raise self._refusals.malformed_in_snapshot(frame, space_id) from error
             if builder.byte_count > bytes_max:
                 yield
@@ -443,7 +446,9 @@ class Snapshot:
     def _slow_path_encoder(self, header: Header, body: Body, frame: bytes) -> SpaceEvents | None:
         """Return the encoder for a row of a system space or the first row of a space, None if the row has no event."""
         space_id, tuple_ = body.get(SPACE_ID), body.get(TUPLE)
-        if header.get(Key.REQUEST_TYPE) != INSERT or type(space_id) is not int or not isinstance(tuple_, list):
+        kind = header.get(Key.REQUEST_TYPE)
+        is_row = isinstance(tuple_, list) if kind == INSERT else kind == Type.INSERT_ARROW
+        if not is_row or type(space_id) is not int:
             raise self._refusals.malformed_in_snapshot(frame, space_id)
         if space_id > SYSTEM_SPACE_MAX:
             self._complete_schema()
