@@ -140,9 +140,10 @@ FEATURES_SENT: Final = (0, 1, 2, 3)
 """Features that this client announces in ID: streams, transactions, error extension, watchers. It uses only the error
 extension."""
 
-NEWEST_PROVEN_VERSION: Final = (3, 3, 0)
-"""Version of the newest server in the captures. SERVER_VERSION in SUBSCRIBE and FETCH_SNAPSHOT is the smaller of this version and
-the server's own, because a master may send packets to a newer peer that this program doesn't know."""
+NEWEST_PROVEN_VERSION: Final = (3, 8, 0)
+"""Version of the newest server that the daemon has followed, live and in the captures. SERVER_VERSION in SUBSCRIBE and
+FETCH_SNAPSHOT is the smaller of this version and the server's own, because a master may send packets to a newer peer that this
+program doesn't know."""
 
 
 def version_id(version: tuple[int, int, int]) -> int:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any, Final
 
-from cdc.errors import PositionError, ProtocolError, Remedy, ServerError
+from cdc.errors import CdcError, PositionError, ProtocolError, Remedy, ServerError
 from cdc.protocol.codec import Body, Header
 from cdc.protocol.constants import ErrorCode, Key, Type
 
@@ -53,6 +53,31 @@ _HINTS: Final[dict[int, tuple[Remedy, str]]] = {
     ErrorCode.SYNC_QUORUM_TIMEOUT: (Remedy.WAIT, "A snapshot waits for the quorum of all transactions written before it."),
     ErrorCode.SYNC_ROLLBACK: (Remedy.WAIT, "A synchronous transaction that the snapshot waited for was rolled back."),
     ErrorCode.TOO_EARLY_SUBSCRIBE: (Remedy.WAIT, "The replica's id was taken away, or has not reached this server yet."),
+    ErrorCode.NIL_UUID: (
+        Remedy.WAIT,
+        "The daemon never has a nil UUID: an instance that isn't a member of a replica set yet answers at this address. "
+        "Bootstrap it, or correct source.uris.",
+    ),
+    ErrorCode.SHUTDOWN: (
+        Remedy.WAIT,
+        "The daemon follows another member of source.uris at once, or this one when it is back.",
+    ),
+    ErrorCode.INVALID_VCLOCK: (
+        Remedy.OPERATOR,
+        "A position that the server keeps for a replica can't be read. Find its row in box.space._gc_consumers, and remove it "
+        "with box.ctl.replica_gc('<the row's uuid>').",
+    ),
+    ErrorCode.SYNC_QUEUE_FULL: (Remedy.WAIT, "Too many synchronous transactions wait for their quorum on this server."),
+    ErrorCode.REPLICA_GC: (
+        Remedy.OPERATOR,
+        "Only a replica that the server knows and that isn't connected can be cleaned up: stop the daemon that has this UUID, "
+        "and call box.ctl.replica_gc again.",
+    ),
+    ErrorCode.SYNC_TIMEOUT: (Remedy.WAIT, "A synchronous transaction has waited too long for its quorum, and waits on."),
+    ErrorCode.XLOG_NOT_FOUND: (
+        Remedy.OPERATOR,
+        "The server has no log file that begins at this vclock: take another one, of a file that is there (box.info.gc()).",
+    ),
 }
 
 _DENIED_USER: Final = re.compile(r"for user '([^']+)'")
@@ -73,6 +98,11 @@ def read_only_error(address: str) -> ServerError:
     remedy, hint = _HINTS[ErrorCode.READONLY]
     message = f"the server {address} is read-only, and only a writable one gives the daemon its id in the replica set"
     return ServerError(message, code=ErrorCode.READONLY, hint=hint, remedy=remedy)
+
+
+def is_leaving(error: CdcError) -> bool:
+    """Return whether the server has said that it is shutting down: it may answer until it is gone."""
+    return isinstance(error, ServerError) and error.code == ErrorCode.SHUTDOWN
 
 
 class XlogGapError(PositionError):
@@ -108,7 +138,7 @@ def parse_error(header: Header, body: Body, *, is_of_log: bool = False) -> Serve
     kind = kind if isinstance(kind, str) else ""
     causes = [item[_MESSAGE] for item in stack[1:] if isinstance(item.get(_MESSAGE), str)]
     text = "; caused by: ".join([message, *causes])
-    if code == ErrorCode.XLOG_GAP or kind == "XlogGapError":
+    if code == ErrorCode.XLOG_GAP or kind == "XlogGapError" or (is_of_log and code == ErrorCode.XLOG_NOT_FOUND):
         return XlogGapError(
             f"the master has removed logs that are needed: {text}",
             'source.on_gap = "resnapshot" starts again from a snapshot.',

@@ -8,7 +8,7 @@
 
 Members that fail are passed over until a round ends with a delay. Then all are tried again, except those whose stream has
 reported missing logs, which a ballot may not show. A member that was followed for long and then closed the connection (because
-it restarted, for instance) is asked again like all others.
+it restarted, for instance) is asked again like all others; one that says that it is shutting down is passed over.
 
 This module doesn't know how members are asked and followed, and reads no clock.
 """
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from cdc.errors import CdcError, ConnectionLostError, Remedy, SilenceError
-from cdc.protocol.failure import XlogGapError
+from cdc.protocol.failure import XlogGapError, is_leaving
 from cdc.upstream import selection
 from cdc.upstream.selection import Answer, Choice, Needed, NobodyError, Rules, Standing, Wait
 
@@ -115,7 +115,7 @@ class Failover:
             return None
         if self._was_steady:
             self._failures.clear()  # these failures are older than this connection, which was stable
-        if not self._was_steady or error.remedy is not Remedy.WAIT or isinstance(error, SilenceError):
+        if not self._was_steady or error.remedy is not Remedy.WAIT or isinstance(error, SilenceError) or is_leaving(error):
             self._failures[choice.index] = error
         return choice.index
 

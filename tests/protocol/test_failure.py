@@ -37,6 +37,13 @@ def packet(code: int, message: object = "it failed", *stack: dict[int, object]) 
         (ErrorCode.SYNC_QUORUM_TIMEOUT, Remedy.WAIT, "waits for the quorum"),
         (ErrorCode.SYNC_ROLLBACK, Remedy.WAIT, "was rolled back"),
         (ErrorCode.PROTOCOL, Remedy.OPERATOR, "tarantool-cdc unregister"),
+        (ErrorCode.NIL_UUID, Remedy.WAIT, "isn't a member of a replica set yet.*source.uris"),
+        (ErrorCode.SHUTDOWN, Remedy.WAIT, "another member of source.uris at once"),
+        (ErrorCode.INVALID_VCLOCK, Remedy.OPERATOR, r"box\.ctl\.replica_gc"),
+        (ErrorCode.SYNC_QUEUE_FULL, Remedy.WAIT, "wait for their quorum"),
+        (ErrorCode.REPLICA_GC, Remedy.OPERATOR, "stop the daemon that has this UUID"),
+        (ErrorCode.SYNC_TIMEOUT, Remedy.WAIT, "waits on"),
+        (ErrorCode.XLOG_NOT_FOUND, Remedy.OPERATOR, "no log file that begins at this vclock"),
         (9999, Remedy.OPERATOR, r"\(error 9999\)$"),
     ],
 )
@@ -69,6 +76,13 @@ def test_gap_by_its_number_and_by_its_kind() -> None:
         assert "Missing .xlog file" in str(error)
         assert "on_gap" in str(error)
     assert isinstance(parse_error(*packet(32, "a Lua error", {0: "LuajitError", 3: "x"})), ServerError)
+
+
+def test_log_file_that_is_not_there_is_a_gap_where_rows_of_the_log_were_requested() -> None:
+    """So source.on_gap decides, after the other members have been asked."""
+    missing = packet(ErrorCode.XLOG_NOT_FOUND, "xlog file not found")
+    assert type(parse_error(*missing, is_of_log=True)) is XlogGapError
+    assert isinstance(parse_error(*missing), ServerError)
 
 
 def test_log_that_the_server_cannot_read() -> None:

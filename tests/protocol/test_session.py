@@ -504,7 +504,7 @@ def test_server_of_a_version_that_nobody_has_tried() -> None:
     session = Session(OURS)
     session.receive_data(GREETING.replace(b"2.11.5 (", b"4.10.9 ("))
     session.fetch_snapshot()
-    assert wire.pack(3 << 16 | 3 << 8) in session.data_to_send()
+    assert wire.pack(3 << 16 | 8 << 8) in session.data_to_send()
 
 
 def test_greeting_and_more_in_one_piece() -> None:

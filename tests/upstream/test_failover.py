@@ -42,6 +42,7 @@ ERRORS: Final[dict[str, CdcError]] = {
     "silent": SilenceError("it is silent"),
     "gap": XlogGapError("the master has removed logs that are needed"),
     "denied": parse_error({0: 0x8000 | ErrorCode.ACCESS_DENIED}, {0x31: "denied"}),
+    "shutdown": parse_error({0: 0x8000 | ErrorCode.SHUTDOWN}, {0x31: "Server is shutting down"}),
     "row": UnsupportedRowError("a row that nobody can follow"),
     "other-replica-set": PositionError("it belongs to another replica set"),
     "kafka": PublishAborted("Kafka threw it away"),
