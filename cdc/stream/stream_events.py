@@ -64,7 +64,7 @@ class StreamEvents:
         self._rekeyed: dict[int, None] = {}
         # Lsn and row number of the last row that changed the schema.
         self._schema_row_at = (0, 0)
-        # What is left of a row that stands for many, while a full batch is taken.
+        # What is left of a row that stands for many others, while a full batch is taken.
         self._left: Iterator[Row] | None = None
 
     @property
@@ -204,12 +204,9 @@ class StreamEvents:
     def _slow_path_encoder(self, fragments: EventFragments, kind: int, lsn: int, body: Body, frame: bytes) -> SpaceEvents | None:
         """Return the encoder for a row whose space has none, or None if the row has no event."""
         if kind not in DATA_TYPES:
-            if kind in SYNCHRO_TYPES and fragments.transaction.row_count > 1:
-                # The master always writes it by itself.
+            if kind not in ROW_TYPES or (kind in SYNCHRO_TYPES and fragments.transaction.row_count > 1):
+                # The master always writes what concerns the limbo by itself.
                 raise self._refusals.malformed(fragments.transaction, kind, lsn, body_of(frame), body.get(SPACE_ID))
-            if kind not in ROW_TYPES:
-                error = UnsupportedRowError(f"a row of type {kind}, which this version can't follow")
-                raise self._refusals.at_row(error, fragments.transaction, kind, lsn, body_of(frame), body.get(SPACE_ID))
             return None  # NOP, and messages between the cluster's members, publish nothing
         space_id = body.get(SPACE_ID)
         if type(space_id) is not int:

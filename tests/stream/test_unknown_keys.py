@@ -15,15 +15,18 @@ from unittest import mock
 import pytest
 
 from cdc import native
+from cdc.errors import UnsupportedRowError
 from cdc.protocol.codec import FrameDecoder
 from cdc.protocol.constants import KEY_NAMES, Key
 from cdc.stream.batches.batch import Broadcast, Message
 from tests.fakes import wire
 from tests.fakes.interleavings import LimboWorkload
 from tests.fakes.master import Master
+from tests.fakes.pipelines import NOW_US, frames_of, pipeline
 from tests.fakes.replica import Replica, at_once
 from tests.fakes.synchronous import SynchronousMaster
 from tests.fakes.workload import Workload
+from tests.stream.batches.test_compiled_rows import BEGIN, PLAIN
 from tests.stream.test_both_paths import path
 
 needs_compiled = pytest.mark.skipif(native.ROW_PATH == "python", reason="this installation doesn't run the compiled row path")
@@ -134,3 +137,18 @@ def test_the_compiled_path_takes_rows_with_unknown_keys_in_their_headers() -> No
     batches = [batch for batch in replica.unsettled if batch.row_count]
     assert sum(batch.row_count for batch in batches) == 49
     assert sum(batch.native_row_count for batch in batches) == 48
+
+
+@pytest.mark.parametrize("space", [{}, {Key.SPACE_ID: 512}, {Key.SPACE_ID: 700}], ids=["no space", "followed", "unknown space"])
+@pytest.mark.parametrize("is_python", [True, pytest.param(False, marks=needs_compiled)], ids=["python", "compiled"])
+def test_a_row_of_an_unknown_type_stops_it(space: dict[int, Any], is_python: bool) -> None:
+    """Also where no session has looked at it before: in a server's files."""
+    frame = wire.frame({Key.REQUEST_TYPE: 19, Key.REPLICA_ID: 1, Key.LSN: 11, Key.TIMESTAMP: 2.5}, {**space, 0x3B: "?"})
+    before = wire.frame(
+        {Key.REQUEST_TYPE: 2, Key.REPLICA_ID: 1, Key.LSN: 11, Key.TIMESTAMP: 2.5}, {Key.SPACE_ID: 512, Key.TUPLE: [1, "a", 1]}
+    )
+    with path(is_python=is_python):
+        target = pipeline(BEGIN, PLAIN)
+        list(target.feed(frames_of(before), NOW_US))
+        with pytest.raises(UnsupportedRowError, match=r"row 1:12 is of type 19, which this version can't follow"):
+            list(target.feed(frames_of(frame.replace(b"\x03\x0b", b"\x03\x0c", 1)), NOW_US))

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from cdc.errors import CdcError, ImageError, ProtocolError, SchemaError
+from cdc.errors import CdcError, ImageError, ProtocolError, SchemaError, UnsupportedRowError
 from cdc.events import topics
 from cdc.events.columns import CONCEALED
 from cdc.events.json_values import encode
 from cdc.images.overlay import Images
-from cdc.protocol.constants import TYPE_NAMES, Key
+from cdc.protocol.constants import ROW_TYPES, TYPE_NAMES, Key
 from cdc.protocol.extensions import pack
 from cdc.stream.batches.batch import BatchBuilder
 from cdc.stream.batches.options import PipelineOptions
@@ -49,8 +49,15 @@ def _without_values(error: CdcError) -> str:
 
 
 def malformed(transaction: Transaction, kind: int, lsn: int, body: bytes | None) -> ProtocolError:
-    """Return the error for a row of the stream whose body doesn't fit its type; `body` is None if it must not be shown."""
+    """Return the error for a row of the stream whose body doesn't fit its type, or whose type isn't known.
+
+    `body` is None if it must not be shown.
+    """
     shown = f": {body[:_SHOWN_BYTES].hex(' ')}" if body is not None else f", which {CONCEALED}"
+    if kind not in ROW_TYPES:
+        # It may be a change, so skipping it could lose data. Only files have such rows here: a session looks at types first.
+        what = f"row {transaction.replica_id}:{lsn} is of type {kind}, which this version can't follow; its body{shown}"
+        return UnsupportedRowError(what, "A newer version of the daemon may know it.")
     return ProtocolError(f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}) has a malformed body{shown}")
 
 
