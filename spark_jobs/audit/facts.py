@@ -90,7 +90,7 @@ def counts(changes: DataFrame) -> DataFrame:
     The result has the seqs as bits, the number of events, and the first and last event. Truncations, which are in every
     partition, are separate from the seqs. Control records come with their offsets and texts.
     """
-    end = F.struct("offset", "seq", "lsn", "space", "key")
+    end = F.struct("offset", "seq", "lsn", "total_order", "space", "key")
     is_change = F.col("op") != CONTROL
     bucket = F.shiftright("seq", BUCKET_BITS).alias("bucket")
     return changes.groupBy("topic", "partition", "space", "snapshot_id", "replica_id", bucket).agg(
@@ -109,15 +109,17 @@ def counts(changes: DataFrame) -> DataFrame:
 def order_breaks(changes: DataFrame) -> DataFrame:
     """Return events whose `seq`, or `lsn` of the same origin, is not above that of the previous event in their partition.
 
-    The first events of a batch's partitions have no previous event here: `counts` returns them and the last ones.
+    A row of the log may have several events (DELETE_RANGE): then their order in the source transaction is above the previous
+    one's. The first events of a batch's partitions have no previous event here: `counts` returns them and the last ones.
     """
     place = Window.partitionBy("topic", "partition").orderBy("offset")
     origin = Window.partitionBy("topic", "partition", "replica_id").orderBy("offset")
+    of_one_row = "coalesce(previous_of_origin.lsn = lsn and previous_of_origin.total_order < total_order, false)"
     return (
-        changes.select("topic", "partition", "offset", "space", "key", "seq", "op", "replica_id", "lsn")
+        changes.select("topic", "partition", "offset", "space", "key", "seq", "op", "replica_id", "lsn", "total_order")
         .withColumn("previous", F.lag(F.struct("seq", "offset")).over(place))
-        .withColumn("previous_of_origin", F.lag(F.struct("lsn", "seq", "offset")).over(origin))
-        .where("previous.seq >= seq or (replica_id is not null and previous_of_origin.lsn >= lsn)")
+        .withColumn("previous_of_origin", F.lag(F.struct("lsn", "total_order", "seq", "offset")).over(origin))
+        .where(f"previous.seq >= seq or (replica_id is not null and previous_of_origin.lsn >= lsn and not {of_one_row})")
         .orderBy("seq", "topic", "partition", "offset")
     )
 

@@ -369,7 +369,7 @@ class AuditSink(Sink):
             if first["seq"] < seq and first["offset"] > offset:
                 found.append(_disorder(first, seq, offset))
             known = state.origins.get(name)
-            if known is None or known["lsn"] < first["lsn"] or known["seq"] >= first["seq"]:
+            if known is None or known["lsn"] < first["lsn"] or known["seq"] >= first["seq"] or state.are_of_one_row(known, first):
                 continue
             if not self._is_other_history(known["seq"], first["seq"]):
                 found.append(_same_change(first, first["lsn"], int(name.rpartition("/")[2]), known))

@@ -183,7 +183,13 @@ class State:
     def see_origin(self, name: str, event: Any) -> None:
         """Keep the last event of an origin in a partition."""
         if name not in self.origins or event["offset"] > self.origins[name]["offset"]:
-            self.origins[name] = {member: event[member] for member in ("lsn", "seq", "offset")}
+            self.origins[name] = {member: event[member] for member in ("lsn", "total_order", "seq", "offset")}
+
+    @staticmethod
+    def are_of_one_row(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> bool:
+        """Return whether two events of one lsn are different events of one row. A state of an earlier version has no orders."""
+        orders = earlier.get("total_order"), later["total_order"]
+        return earlier["lsn"] == later["lsn"] and None not in orders and orders[0] < orders[1]
 
     def count_rows(self, snapshot_id: str, space: str, rows: int) -> None:
         """Count received rows of a snapshot."""

@@ -14,7 +14,7 @@ from spark_jobs.audit.sources import TableSource
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.lake.changes import ChangesSink
-from tests.spark.audit.auditor import ORDERS, Auditor, a_day, altered, change, row, together, with_rows
+from tests.spark.audit.auditor import ORDERS, Auditor, a_day, altered, change, removal, row, together, with_rows
 from tests.spark.messages import FakeTopics, Message, put, snapshot
 
 pytestmark = pytest.mark.spark
@@ -70,6 +70,23 @@ def test_a_clean_day_has_no_findings_and_each_fault_of_the_next_one_is_found_wit
     gap, order = by_kind["gap"], by_kind["order"]
     assert gap["other_seq"] == 23
     assert (order["offset"], order["other_offset"], order["other_seq"]) == (order["other_offset"] + 1, order["offset"] - 1, 21)
+
+
+def test_one_row_of_the_log_may_delete_many(auditor: Auditor) -> None:
+    """DELETE_RANGE: its events have one lsn, in ascending order, here in two batches; what is published again is still found."""
+
+    def deleted(first: int) -> list[Message]:
+        found = [removal(row(number), first + number - 1, place=(first, number)) for number in range(1, 9)]
+        return [altered(message, f'"lsn":{first + number}', '"lsn":9') for number, message in enumerate(found)]
+
+    events = deleted(9)
+    auditor.take(*(put("c", row(number), number) for number in range(1, 9)), *events[:4])
+    auditor.take(*events[4:])
+    assert auditor.sink.finish() == 0
+    assert auditor.findings() == []
+    auditor.take(*deleted(17))
+    auditor.sink.finish()
+    assert "duplicate" in {kind for kind, _ in auditor.kinds()}
 
 
 def test_what_a_batch_leaves_open_the_next_one_settles(auditor: Auditor, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from spark_jobs.audit.state import FLOORS_MAX, SNAPSHOTS_MAX, TRANSACTIONS_BEHIND, TRANSACTIONS_MAX, Part, State
 
 
@@ -18,7 +20,7 @@ def test_it_is_kept_as_it_is() -> None:
     state.note_snapshot(record("STARTED", "1", 0))
     state.count_rows("1", "users", 3)
     state.numbers.add(0, 0b110)
-    state.see_origin("shop.users/0/1", {"lsn": 7, "seq": 5, "offset": 9})
+    state.see_origin("shop.users/0/1", {"lsn": 7, "total_order": 1, "seq": 5, "offset": 9})
     assert State.from_json(state.to_json()) == state
 
 
@@ -111,3 +113,18 @@ def test_rows_of_a_snapshot_that_come_again_are_none_too_many() -> None:
         state.count_rows("1", "users", came)
         state.note_snapshot(record("COMPLETED", "1", 5, rows=3))
         assert [finding.kind for finding in state.judge_snapshots(5, None, repeats=repeats)] == kinds
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later", "is_one"),
+    [
+        ({"lsn": 7, "total_order": 1}, {"lsn": 7, "total_order": 2}, True),
+        ({"lsn": 7, "total_order": 2}, {"lsn": 7, "total_order": 2}, False),  # published twice
+        ({"lsn": 7, "total_order": 2}, {"lsn": 7, "total_order": 1}, False),
+        ({"lsn": 7, "total_order": 1}, {"lsn": 6, "total_order": 2}, False),
+        ({"lsn": 7}, {"lsn": 7, "total_order": 2}, False),
+        ({"lsn": 7, "total_order": None}, {"lsn": 7, "total_order": None}, False),
+    ],
+)
+def test_events_of_one_row(earlier: dict[str, Any], later: dict[str, Any], is_one: bool) -> None:
+    assert State.are_of_one_row(earlier, later) is is_one
