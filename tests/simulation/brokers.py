@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from tests.simulation.scheduler import Scheduler, Waiters
+from tests.simulation.scheduler import Process, Scheduler, Waiters
 
 MARKER: Final = "marker"
 
@@ -114,6 +114,7 @@ class Brokers:
         self.down_until = 0.0
         self.version = 0
         """Rises with whatever readers may see."""
+        self.on_claim: Callable[[Process], None] = lambda _: None
         self.on_decide: Callable[[str], None] = lambda _: None
         self._id_count = 0
 
@@ -163,6 +164,8 @@ class Brokers:
 
     def claim(self, name: str) -> int:
         """A producer begins: earlier ones are fenced, and their transaction is aborted. Returns its epoch."""
+        if self.scheduler.current is not None:
+            self.on_claim(self.scheduler.current.process)
         known = self.transactions.setdefault(name, Transactions())
         known.epoch += 1
         if known.partitions:

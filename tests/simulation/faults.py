@@ -262,8 +262,13 @@ class Strikes:
         # The way back from registered needs `tarantool-cdc unregister`.
         mode = rng.choice(["anonymous", "registered"]) if world.settings["source"]["mode"] == "anonymous" else "registered"
         world.settings = {
+            **world.settings,
             "source": {"mode": mode, "transaction_bytes_max": rng.choice([1024, 64 << 20])},
-            "kafka": {"commit_pause_ms": rng.choice([0, 30, 400]), "queue_bytes_max": rng.choice([1024, 32 << 20])},
+            "kafka": {
+                **world.settings["kafka"],
+                "commit_pause_ms": rng.choice([0, 30, 400]),
+                "queue_bytes_max": rng.choice([1024, 32 << 20]),
+            },
             "state": {"flush_interval_ms": rng.choice([0, 500, 5000])},
         }
         self._stop(fault)

@@ -9,16 +9,21 @@ an ACK says no more than the coordinator has committed and the store has, and ne
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any, Final
 
+from cdc.kafka.hanging import FILLER_KEY
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
+from cdc.protocol.constants import Key, Type
 from tests.fakes.consumer import Consumer
 from tests.fakes.fates import Contents, Expected, Fates
-from tests.fakes.master import Ack
+from tests.fakes.master import SPACE, Ack, LogRow
 from tests.fakes.shop import Sent
 from tests.fakes.synchronous import SynchronousMaster
 from tests.simulation.brokers import Brokers, Entry, Partition
+from tests.simulation.scheduler import Process
 
 NAME: Final = "shop"
 CHECKPOINT: Final = f"{NAME}.checkpoint"
@@ -52,7 +57,22 @@ class Judge:
         self._checked_seq = 0
         self._version = -1
         self._unseen: set[tuple[int, int]] = set()
-        self._may_jump = False
+        # Names and columns of spaces as of the certain part of the log, and at each row that has an event.
+        self._definitions: dict[int, tuple[str, tuple[str, ...]]] = {}
+        self._forms: dict[tuple[int, int, int], tuple[str, tuple[str, ...]]] = {}
+        # By partition: the last event's key and operation, which a tombstone must follow.
+        self._last: dict[tuple[str, int], tuple[bytes | None, str]] = {}
+        # By transaction: its events, and its records BEGIN and END.
+        self._events_of: Counter[str] = Counter()
+        self._begun: set[str] = set()
+        self._ended: dict[str, int] = {}
+        self.has_transaction_topic = False
+        self._claimed: list[Process] = []
+        self._writers: list[Process | None] = [None]
+        # The highest lsns that were ever committed: Kafka may lose them later.
+        self._durable: dict[int, int] = {}
+        self.may_jump = False
+        """Whether Kafka has lost checkpoints, so that numbers may be left out."""
 
     # The members' side.
 
@@ -66,13 +86,31 @@ class Judge:
         self._taken = len(written)
         fresh = self._fates.published[self._published :]
         self._published = len(self._fates.published)
-        for origin, events in self._contents.events(fresh).items():
-            for event in events:
-                self.expected.setdefault((origin, event.lsn), []).append(event)
-                self._unseen.add((origin, event.lsn))
+        for entry in fresh:
+            for row in entry.rows:
+                if row.body.get(Key.SPACE_ID) == SPACE and row.kind != Type.NOP:
+                    self._define(row)
+                for event in self._contents._events(row):
+                    self.expected.setdefault((entry.origin, event.lsn), []).append(event)
+                    self._unseen.add((entry.origin, event.lsn))
+                    self._forms[entry.origin, event.lsn, event.space_id] = self._definitions.get(event.space_id, ("", ()))
+
+    def _define(self, row: LogRow) -> None:
+        """A space gets a name and columns."""
+        body = row.body
+        if row.kind in (Type.INSERT, Type.REPLACE):
+            space_id, _, name, _, _, _, fields = body[Key.TUPLE]
+            self._definitions[space_id] = name, _names(fields)
+        elif row.kind == Type.UPDATE:
+            (space_id,) = body[Key.KEY]
+            name, fields = self._definitions.get(space_id, ("", ()))
+            for _, place, value in body[Key.TUPLE]:
+                name, fields = (value, fields) if place == 3 else (name, _names(value)) if place == 7 else (name, fields)
+            self._definitions[space_id] = name, fields
 
     def decide(self, name: str) -> None:
         """The coordinator commits what this producer has written."""
+        self._note_writer()
         for partition in self._brokers.topics.get(CHECKPOINT, ()):
             for entry in partition.entries[partition.open_from.get(name, partition.end) :]:
                 if entry.producer == name and entry.state == "open" and entry.key == _POSITION_KEY and entry.value:
@@ -85,10 +123,12 @@ class Judge:
             self.snapshot_count += 1
         assert position.seq >= self.decided.seq, f"the checkpoint's seq goes back: {position.seq} after {self.decided.seq}"
         self.decided = position
+        for origin, lsn in position.vclock.items():
+            self._durable[origin] = max(lsn, self._durable.get(origin, 0))
 
     def acknowledged(self, ack: Ack, stored: VClock | None) -> None:
         """A member has received an ACK of a daemon whose store is there; None if it has no store."""
-        durable = self.decided.vclock
+        durable = self._durable
         for origin, lsn in ack.vclock.items():
             assert lsn <= durable.get(origin, 0), f"an ACK of {origin}:{lsn}, and Kafka has {durable}"
         if stored is not None:
@@ -98,7 +138,22 @@ class Judge:
     def lost_checkpoints(self, partition: Partition) -> None:
         """Kafka has lost the newest checkpoints, and this is what is left."""
         left = [entry.value for _, entry in partition.committed() if entry.key == _POSITION_KEY and entry.value]
-        self.decided, self._may_jump = Position.from_json(json.loads(left[-1])) if left else Position(), True
+        self.decided, self.may_jump = Position.from_json(json.loads(left[-1])) if left else Position(), True
+
+    def claimed(self, process: Process, *, takes_over: bool) -> None:
+        """A process claims the name: for the first time only if nobody has it, or its operator wants it to."""
+        holder = self._claimed[-1] if self._claimed else None
+        is_taken = holder is not None and holder is not process and holder.is_alive and not holder.is_over
+        is_first = process not in self._claimed
+        assert takes_over or not is_taken or not is_first, f"{process.name} claims the name beside {holder and holder.name}"
+        self._claimed.append(process)
+
+    def _note_writer(self) -> None:
+        """Whoever claimed last has committed: the name is theirs from here on, and never again a former one's."""
+        writer = self._claimed[-1]
+        if writer is not self._writers[-1]:
+            assert writer not in self._writers, f"{writer.name} writes again under a name that it has lost"
+            self._writers.append(writer)
 
     # The readers' side.
 
@@ -109,7 +164,7 @@ class Judge:
         self._version = self._brokers.version
         self.follow_log()
         for topic, partitions in self._brokers.topics.items():
-            if topic in (CHECKPOINT, f"{NAME}.schema", f"{NAME}.transaction"):
+            if topic in (CHECKPOINT, f"{NAME}.schema"):
                 continue
             for number, partition in enumerate(partitions):
                 since = self._offsets.get((topic, number), 0)
@@ -123,11 +178,18 @@ class Judge:
 
     def _take(self, topic: str, number: int, entry: Entry) -> None:
         if entry.value is None:
+            if topic.startswith(f"{NAME}.space") and entry.key != FILLER_KEY:
+                found = self._last.get((topic, number))
+                assert found == (entry.key, "d"), f"a tombstone of {entry.key!r} on {topic} comes after {found}"
             return
         sent = Sent(topic, json.loads(entry.key) if entry.key else None, json.loads(entry.value))
+        if topic == f"{NAME}.transaction":
+            self._take_transaction(sent.value)
+            return
         self._waiting.append(sent)
         if sent.op is None:
             return
+        self._last[topic, number] = entry.key, sent.op
         source = sent.source
         seq = source["seq"]
         self.event_count += 1
@@ -141,7 +203,18 @@ class Judge:
             assert seq not in self._seqs, f"seq {seq} is given twice: {self._seqs[seq]} and {identity}"
             self._seqs[seq] = (topic, identity)
         if source["snapshot"] == "false":
+            self._events_of[sent.value["transaction"]["id"]] += 1
             self._compare(sent)
+
+    def _take_transaction(self, record: dict[str, Any]) -> None:
+        identity = record["id"]
+        if record["status"] == "BEGIN":
+            assert identity not in self._begun, f"the transaction {identity} begins twice"
+            self._begun.add(identity)
+        else:
+            assert identity in self._begun, f"the transaction {identity} ends before it begins"
+            assert identity not in self._ended, f"the transaction {identity} ends twice"
+            self._ended[identity] = record["event_count"]
 
     def _compare(self, sent: Sent) -> None:
         source = sent.source
@@ -155,6 +228,13 @@ class Judge:
         assert (list(after.values()) if after is not None else None) in [
             list(one.after) if one.after is not None else None for one in expected
         ], f"{origin}:{lsn} leaves {expected}, and the event says {after}"
+
+        name, columns = self._forms[origin, lsn, space_id]
+        assert source["table"] == name, f"{origin}:{lsn} is of {name!r}, and the event says {source['table']!r}"
+        for image in (after, sent.value["before"]):
+            if image is not None:
+                shown = [*columns, *(f"field_{place}" for place in range(len(columns) + 1, 9))][: len(image)]
+                assert list(image) == shown, f"{origin}:{lsn} has the columns {shown}, and the event {list(image)}"
 
     def _is_quiet(self) -> bool:
         return all(partition.stable == partition.end for one in self._brokers.topics.values() for partition in one)
@@ -175,9 +255,11 @@ class Judge:
         self.consumer.take(ordered)
         newest = max(self._seqs, default=0)
         for seq in range(self._checked_seq + 1, newest + 1):
-            assert seq in self._seqs or self._may_jump, f"there is no event of seq {seq}, and one of {newest}"
+            assert seq in self._seqs or self.may_jump, f"there is no event of seq {seq}, and one of {newest}"
         self._checked_seq = newest
         self._check_complete()
+        if self.has_transaction_topic and not self.may_jump:
+            assert self._ended == dict(self._events_of), "records of transactions and their events differ"
 
     def _waiting_max(self) -> int:
         return max((sent.source["seq"] for sent in self._waiting if sent.op is not None), default=0)
@@ -209,3 +291,7 @@ class Judge:
             held = sorted(json.dumps(list(row.values())) for row in self.consumer.contents(space_id))
             wanted = sorted(json.dumps(row) for row in rows.values())
             assert held == wanted, f"space {space_id}: consumers hold {held}, and the master {wanted}"
+
+
+def _names(fields: Sequence[Any]) -> tuple[str, ...]:
+    return tuple(field["name"] if isinstance(field, dict) else field for field in fields)

@@ -349,6 +349,7 @@ REPLACED: Final = {
     "cdc.store.numbers_file": ("time",),
     "cdc.store.store": ("boot_id", "lock", "open_environment", "write_condition"),
     "cdc.store.writer": ("time",),
+    "cdc.stream.batches.spaces": ("compiled_row_path",),
 }
 """The seams: which names of which modules are the world's. tests/simulation/test_seams.py holds that no module is forgotten."""
 

@@ -34,6 +34,8 @@ class Process:
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_alive = True
+        self.is_over = False
+        """Whether it has ended by itself."""
         self.tasks: list[Task] = []
         self.at_kill: list[Callable[[], None]] = []
         """What the system does when the process ends: locks are released, connections are closed."""

@@ -21,6 +21,8 @@ from cdc.daemon.admission import StartOptions
 from cdc.daemon.supervisor import Daemon
 from cdc.errors import CdcError, StateError
 from cdc.store import files
+from cdc.stream.batches import compiled_rows
+from cdc.upstream.start import StateForeignError
 from tests.fakes.interleavings import LimboWorkload
 from tests.fakes.master import Ack
 from tests.fakes.synchronous import SynchronousMaster
@@ -48,6 +50,7 @@ class Life:
     may_end_with: tuple[type[CdcError], ...] = ()
     """Errors that are right in this world: a daemon that is fenced, a disk that is full."""
     is_second: bool = False
+    takes_over: bool = False
 
 
 @dataclasses.dataclass
@@ -81,6 +84,8 @@ class World:
         self.directory = directory
         plan = random.Random(f"plan {seed}")
         self.version = plan.choice(["2.6", "2.11", "3.3"])
+        self.is_python = plan.random() < 0.5
+        """Whether the Python row path is used, whatever the machine has."""
         self.rounds = rounds if rounds is not None else plan.choice([10, 30, 60])
         self.walked: Counter[str] = Counter()
         self.network = Network(scheduler, self._acknowledged)
@@ -92,6 +97,7 @@ class World:
             assert self.master.enroll(UUID(int=number)) == number
         self.judge = Judge(self.brokers, self.master)
         self.brokers.on_decide = self.judge.decide
+        self.brokers.on_claim = self._claimed
         self._work_random = random.Random(f"work {seed}")
         self.workload = LimboWorkload(
             self.master, self._work_random, plan.choice([1, 1, 2, 3]), has_unseen_ends=self.version == "2.6"
@@ -101,12 +107,13 @@ class World:
         self.lives: list[Life] = []
         self.boot = 0
         self.is_disk_full = False
+        has_records = self.judge.has_transaction_topic = plan.random() < 0.4
         self.settings: dict[str, dict[str, Any]] = {
             "source": {
                 "mode": plan.choice(["anonymous", "anonymous", "registered"]),
                 "transaction_bytes_max": plan.choice([1024, 64 << 20]),
             },
-            "kafka": {"commit_pause_ms": plan.choice([0, 30])},
+            "kafka": {"commit_pause_ms": plan.choice([0, 30]), "transaction_topic": "all" if has_records else "none"},
             "state": {"flush_interval_ms": plan.choice([0, 500, 2000])},
         }
         self._state_count = 1
@@ -122,7 +129,6 @@ class World:
                 "bootstrap_servers": "127.0.0.1:9092",
                 "topic_prefix": NAME,
                 "partitions": 2,
-                "transaction_topic": "none",
             },
             "state": {"path": str(self.directory / state)},
             "http": {"listen": ""},
@@ -146,6 +152,8 @@ class World:
                 return lambda settings, *, logger: librdkafka.Consumer(self.brokers, settings)  # noqa: ARG005
             case "Producer" | "BatchProducer":
                 return lambda settings, *, logger: librdkafka.Producer(self.brokers, settings)  # noqa: ARG005
+            case "compiled_row_path":
+                return (lambda *_: None) if self.is_python else compiled_rows.compiled_row_path
             case "boot_id":
                 return lambda: f"boot {self.boot}"
             case "lock":
@@ -174,7 +182,7 @@ class World:
 
     def start(self, *, is_second: bool = False, **options: bool) -> Life:
         """Start a process of the daemon; a second one has a disk of its own."""
-        life = Life(Process(f"daemon {len(self.lives) + 1}"), is_second=is_second)
+        life = Life(Process(f"daemon {len(self.lives) + 1}"), is_second=is_second, takes_over=options.get("take_over", False))
         life.may_end_with = (StateError,) if self.is_disk_full else ()
         self.lives.append(life)
         config = self._config("second" if is_second else f"state{self._state_count}")
@@ -187,7 +195,7 @@ class World:
                 life.error = error
                 self.scheduler.note(f"ends: {error}")
             finally:
-                life.is_over = True
+                life.is_over = life.process.is_over = True
 
         self.scheduler.spawn(life.process, "main", main)
         return life
@@ -236,11 +244,17 @@ class World:
         self.scheduler.kill(life.process)
         life.is_over = True
 
+    def _life_of(self, process: Process) -> Life:
+        return next(life for life in self.lives if life.process is process)
+
     def _acknowledged(self, link: Link, ack: Ack) -> None:
-        life = next(life for life in self.lives if life.process is link.socket.process)
+        life = self._life_of(link.socket.process)
         writer = life.daemon._writer if life.daemon is not None else None
-        stored = writer.position.vclock if writer is not None and writer.position is not None else None
-        self.judge.acknowledged(ack, stored)
+        stored = writer.checkpoint().position if writer is not None else None
+        self.judge.acknowledged(ack, stored.vclock if stored is not None else None)
+
+    def _claimed(self, process: Process) -> None:
+        self.judge.claimed(process, takes_over=self._life_of(process).takes_over)
 
     # What happens.
 
@@ -259,7 +273,16 @@ class World:
         self._is_moving &= daemon is None or daemon.status.state != "streaming"
         for life in self.lives[-2:]:
             if life.is_over and life.error is not None and not isinstance(life.error, life.may_end_with):
-                raise life.error
+                self._obey(life, life.error)
+
+    def _obey(self, life: Life, error: CdcError) -> None:
+        """The operator does what an error says, where that is right in this world."""
+        if not isinstance(error, StateForeignError) or self._state_count == 1 or not self.judge.may_jump:
+            raise error
+        # The checkpoint that is left is from before the move to another disk.
+        life.may_end_with += (StateForeignError,)
+        self._is_moving = True
+        self.scheduler.after(0.1, self.restart)
 
     # The run.
 
