@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -53,6 +53,9 @@ KINDS: Final = (
     "configuration changed",
 )
 
+_RARE: Final = 5
+"""How often an edge has to be walked before it is no longer rare."""
+
 
 def planned(plan: random.Random, span: float, weights: Mapping[str, float]) -> list[Fault]:
     """Draw a seed's faults for a run of about so many seconds."""
@@ -67,21 +70,26 @@ def planned(plan: random.Random, span: float, weights: Mapping[str, float]) -> l
 
 
 class Steering:
-    """Weights for the faults and edges that were seldom met so far."""
+    """Weights for the faults that were seldom met so far, and for those that come with edges that were seldom walked."""
 
     def __init__(self) -> None:
-        self._met: Counter[str] = Counter()
+        self.walked: Counter[str] = Counter()
+        self._bonus: Counter[str] = Counter()
 
-    def learn(self, walked: Counter[str]) -> None:
-        """Take in what a seed has met."""
-        self._met += Counter(
-            {what.removeprefix("fault: "): count for what, count in walked.items() if what.startswith("fault: ")}
-        )
+    def learn(self, walked: Counter[str], kinds: Iterable[str]) -> None:
+        """Take in what a run with these faults has walked."""
+        rare = [edge for edge in walked if ":" in edge and not edge.startswith("fault") and self.walked[edge] < _RARE]
+        self.walked += walked
+        for kind in self._bonus:
+            self._bonus[kind] = int(self._bonus[kind] * 0.95)
+        for kind in set(kinds):
+            self._bonus[kind] += min(20, 10 * len(rare))
 
     def weights(self) -> dict[str, float]:
-        """The seldom ones weigh more."""
-        mean = sum(self._met.values()) / len(KINDS)
-        return {kind: min(4.0, (mean + 1) / (self._met[kind] + 1)) for kind in KINDS}
+        """The weight of each kind."""
+        met = {kind: self.walked[f"fault: {kind}"] for kind in KINDS}
+        mean = sum(met.values()) / len(KINDS)
+        return {kind: min(4.0, (mean + 1) / (met[kind] + 1)) + min(4.0, self._bonus[kind] / 10) for kind in KINDS}
 
 
 class Strikes:
@@ -194,9 +202,15 @@ class Strikes:
             world.move_state()
             world.start(take_over=True, rebuild_state=True)
             return
-        second = world.start(is_second=True)
+        second = world.start(is_second=True, rebuild_state=world.scheduler.random.random() < 0.7)
         second.may_end_with += (NameTakenError, CdcError)
-        self._later(fault.seconds, lambda: None)
+
+        def give_up() -> None:
+            # Before the silence would be long enough: it must not become the daemon when the first is restarted later.
+            world.scheduler.kill(second.process)
+            second.is_over = True
+
+        self._later(min(fault.seconds, 5.0), give_up)
 
     # The network and the members.
 
@@ -234,10 +248,9 @@ class Strikes:
         for member in self._world.network.members.values():
             member.master.collect_garbage()
 
-    def _jump(self, fault: Fault) -> None:
+    def _jump(self, _: Fault) -> None:
         library = self._world.library
         library.skew_seconds += self._world.scheduler.random.choice([-7200.0, -1.0, 1.0, 86_400.0])
-        self._later(fault.seconds, lambda: None)
 
     # The operator.
 

@@ -2,18 +2,64 @@
 
 from __future__ import annotations
 
+from typing import Final
+
+import pytest
+
+from tests.simulation.edges import all_edges
+from tests.simulation.faults import KINDS, Fault, Steering
+from tests.simulation.shrinking import shrunk
+from tests.simulation.slips import SLIPS
 from tests.simulation.world import run_seed
 
-SEED_COUNT = 20
+PART: Final = 25
+"""Seeds of one test: several processes share them."""
 
 
-def test_seeds() -> None:
-    for seed in range(1, SEED_COUNT + 1):
+def run(first: int, count: int) -> Steering:
+    """Run seeds; none may fail."""
+    steering = Steering()
+    for seed in range(first, first + count):
         result = run_seed(seed)
         assert result.failure is None, "\n".join([*result.trace, f"seed {seed}: {result.failure}"])
+        steering.learn(result.walked, [fault.kind for fault in result.faults])
+    return steering
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_seeds(part: int) -> None:
+    run(1 + part * PART, PART)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(4 * 3600)
+def test_ten_thousand_seeds() -> None:
+    walked = run(1, 10_000).walked
+    assert all(walked[f"fault: {kind}"] > 100 for kind in KINDS)
+    assert len(all_edges() & walked.keys()) > 0.7 * len(all_edges())
 
 
 def test_a_seed_is_the_same_again() -> None:
-    first, second = run_seed(7), run_seed(7)
-    assert first.life_count > 1, "a seed with a kill shows more"
+    faults = [Fault(0.3, "kill", 0.1), Fault(0.5, "answers lost", 1.0), Fault(0.8, "power off", 0.1)]
+    first, second = (run_seed(7, faults=faults, rounds=40) for _ in range(2))
+    assert first.life_count == 3
     assert (first.digest, first.step_count, first.trace) == (second.digest, second.step_count, second.trace)
+
+
+def test_a_failure_is_shrunk() -> None:
+    slip = next(slip for slip in SLIPS if slip.name == "an ACK too early")
+    faults = [Fault(0.3, "network slow", 0.1), Fault(0.5, "clock jumps", 1.0)]
+    with slip.put_in():
+        failed = run_seed(7, faults=faults, rounds=20)
+        least = shrunk(failed)
+    assert failed.failure is not None
+    assert least.failure is not None
+    assert not least.faults
+    assert least.rounds < failed.rounds
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_fault_passes_alone(kind: str) -> None:
+    result = run_seed(11, faults=[Fault(0.4, kind, 0.7)], rounds=30)
+    assert result.failure is None, "\n".join([*result.trace, str(result.failure)])
+    assert result.walked[f"fault: {kind}"] == 1

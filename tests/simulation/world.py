@@ -26,7 +26,7 @@ from cdc.upstream.start import StateForeignError
 from tests.fakes.interleavings import LimboWorkload
 from tests.fakes.master import Ack
 from tests.fakes.synchronous import SynchronousMaster
-from tests.simulation import librdkafka
+from tests.simulation import edges, librdkafka
 from tests.simulation.brokers import Brokers
 from tests.simulation.faults import Fault, Strikes, planned
 from tests.simulation.judge import CHECKPOINT, NAME, Judge
@@ -64,6 +64,8 @@ class Result:
     life_count: int
     walked: Counter[str]
     digest: str
+    faults: tuple[Fault, ...]
+    rounds: int
     failure: BaseException | None = None
     trace: tuple[str, ...] = ()
 
@@ -86,7 +88,7 @@ class World:
         self.version = plan.choice(["2.6", "2.11", "3.3"])
         self.is_python = plan.random() < 0.5
         """Whether the Python row path is used, whatever the machine has."""
-        self.rounds = rounds if rounds is not None else plan.choice([10, 30, 60])
+        self.rounds = rounds if rounds is not None else plan.choice([5, 15, 40])
         self.walked: Counter[str] = Counter()
         self.network = Network(scheduler, self._acknowledged)
         self.library = Library(scheduler, self.network)
@@ -117,6 +119,8 @@ class World:
             "state": {"flush_interval_ms": plan.choice([0, 500, 2000])},
         }
         self._state_count = 1
+        # The newest process, and what it shows.
+        self._state = (0, "")
         self._is_moving = False
         self.faults = planned(plan, self.rounds * 0.03 + 0.5, weights or {}) if faults is None else faults
         self._strikes = Strikes(self)
@@ -193,7 +197,7 @@ class World:
                 life.daemon.run()
             except CdcError as error:
                 life.error = error
-                self.scheduler.note(f"ends: {error}")
+                self.scheduler.note(f"ends: {error}".replace(str(self.directory), "DISK"))
             finally:
                 life.is_over = life.process.is_over = True
 
@@ -270,6 +274,11 @@ class World:
     def _check(self) -> None:
         self.judge.read()
         daemon = self.life.daemon
+        state = (len(self.lives), daemon.status.state if daemon is not None else "")
+        if state != self._state:
+            former = self._state[1] if self._state[0] == state[0] else "start"
+            self.walked[f"daemon: {former or 'start'} -> {state[1] or 'start'}"] += 1
+            self._state = state
         self._is_moving &= daemon is None or daemon.status.state != "streaming"
         for life in self.lives[-2:]:
             if life.is_over and life.error is not None and not isinstance(life.error, life.may_end_with):
@@ -291,7 +300,7 @@ class World:
         failure: BaseException | None = None
         scheduler = self.scheduler
         try:
-            with installed(self.name), self._logged():
+            with installed(self.name), self._logged(), edges.counted(self.walked):
                 try:
                     self._live()
                 finally:
@@ -308,6 +317,8 @@ class World:
             len(self.lives),
             self.walked,
             self.brokers.digest(),
+            tuple(self.faults),
+            self.rounds,
             failure,
             tuple(scheduler.trace),
         )
@@ -353,7 +364,7 @@ class World:
     def _logged(self) -> Iterator[None]:
         def line(_: object, method: str, event: MutableMapping[str, Any]) -> str:
             text = " ".join([str(event.pop("event")), *(f"{key}={value}" for key, value in event.items())])
-            self.scheduler.note(f"{method}: {text}")
+            self.scheduler.note(f"{method}: {text}".replace(str(self.directory), "DISK"))
             raise structlog.DropEvent
 
         before = structlog.get_config()

@@ -1,0 +1,241 @@
+"""Deliberate bugs, one in each place where a mistake would hurt most: the simulation is worth what it finds of them.
+
+Each is put into the product for one run of seeds, and taken out again. `test_slips.py` counts the seeds until the judge, or an
+assertion of the product, notices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+from unittest.mock import patch
+
+from cdc.daemon import admission
+from cdc.images.overlay import Images
+from cdc.kafka import readability
+from cdc.kafka.publisher import Publisher
+from cdc.kafka.readers_view import ReadersView
+from cdc.kafka.sender import Sender
+from cdc.positions.vclock import VClock
+from cdc.schema.tracker import SchemaTracker
+from cdc.store.writer import StateWriter
+from cdc.stream.catch_up import CatchUp
+from cdc.stream.fragments import EventFragments
+from cdc.stream.ledger import Ledger
+from cdc.stream.transactions import limbo
+from cdc.stream.transactions.transaction_buffer import TransactionQueue
+from tests.simulation.world import World, run_seed
+
+
+@dataclass(frozen=True)
+class Slip:
+    """A bug, and the seeds within which it must be found. Some concern the Python row path alone."""
+
+    name: str
+    put_in: Callable[[], Any]
+    seed_count: int
+    is_python: bool = False
+    kinds: tuple[str, ...] = ()
+    """Faults without which it has no effect: they are drawn more often."""
+
+
+def _early_ack() -> Any:
+    """The ACK says what was handed to the publisher, not what is durable."""
+    return patch.object(Ledger, "acknowledged", property(lambda self: self.published))
+
+
+@contextmanager
+def _early_settle() -> Iterator[None]:
+    """What Kafka has is settled, and the store is written later."""
+    flush, told = StateWriter.flush, set[int]()
+
+    def slip(self: StateWriter, *, is_forced: bool = False, is_at_once: bool = False) -> Any:
+        if self._committed and not is_forced and not is_at_once:
+            position = self._committed[-1].position
+            if position.seq not in told:
+                told.add(position.seq)
+                return position
+            return None
+        found = flush(self, is_forced=is_forced, is_at_once=is_at_once)
+        return None if found is not None and found.seq in told else found
+
+    with patch.object(StateWriter, "flush", slip):
+        yield
+
+
+@contextmanager
+def _other_owner() -> Iterator[None]:
+    """A CONFIRM counts for whoever wrote it, whomever it names."""
+    checked = limbo._checked
+
+    def slip(kind: int, body: Any, transaction: Any) -> tuple[int, int]:
+        _, lsn = checked(kind, body, transaction)
+        return transaction.replica_id, lsn
+
+    with patch.object(limbo, "_checked", slip):
+        yield
+
+
+@contextmanager
+def _lost_marker() -> Iterator[None]:
+    """A commit that was answered is taken for one that readers see."""
+    with (
+        patch.object(readability.Readability, "is_seen", property(lambda _: True)),
+        patch.object(ReadersView, "still_open", lambda _: {}),
+    ):
+        yield
+
+
+@contextmanager
+def _late_schema() -> Iterator[None]:
+    """A space's new form counts from the row after the next one on."""
+    apply, kept = SchemaTracker.apply, dict[SchemaTracker, tuple[int, Any]]()
+
+    def slip(self: SchemaTracker, kind: int, body: Any) -> Any:
+        before = kept.pop(self, None)
+        if before is not None:
+            apply(self, *before)
+        if body.get(0x10) == 280 and kind == 4:  # an UPDATE of _space
+            kept[self] = kind, body
+            return None
+        return apply(self, kind, body)
+
+    with patch.object(SchemaTracker, "apply", slip):
+        yield
+
+
+@contextmanager
+def _kept_overlay() -> Iterator[None]:
+    """After an abort, the images still have what was thrown away."""
+    begin = StateWriter.begin
+
+    def slip(self: StateWriter, kept: Any, version: Any) -> Images:
+        former = self._images
+        found = begin(self, kept, version)
+        if former is not None and former._store is self.store:
+            self._images = former
+            return former
+        return found
+
+    with patch.object(StateWriter, "begin", slip):
+        yield
+
+
+@contextmanager
+def _repeated_begin() -> Iterator[None]:
+    """A transaction of several spaces begins once for each."""
+    records = EventFragments.records
+
+    def slip(self: EventFragments, schema: SchemaTracker) -> list[tuple[bytes, bytes]]:
+        begin, end = records(self, schema)
+        return [begin] * len(self.orders) + [end]
+
+    with patch.object(EventFragments, "records", slip):
+        yield
+
+
+@contextmanager
+def _off_by_one() -> Iterator[None]:
+    """The catch-up takes one transaction too many for one that is published."""
+    covers, reached = CatchUp.covers, set[CatchUp]()
+
+    def slip_covers(self: CatchUp, transaction: Any) -> bool:
+        return self in reached or covers(self, transaction)
+
+    def slip_apply(self: CatchUp, transaction: Any, suffix: bytes) -> Any:
+        for _ in self._events.fill(transaction, suffix):
+            self._changes.extend(self._images.take())
+            self._builder.forget_messages()
+        yield from self._rekey(transaction)
+        if self in reached:
+            yield self._end()
+            return True
+        if VClock(self._events.vclock) == self.until.vclock:
+            reached.add(self)
+        yield self.take_batch()
+        return False
+
+    with patch.object(CatchUp, "covers", slip_covers), patch.object(CatchUp, "apply", slip_apply):
+        yield
+
+
+@contextmanager
+def _ignored_fencing() -> Iterator[None]:
+    """A daemon that was fenced claims the name again, whoever has it."""
+    start = Publisher.start
+
+    def slip(self: Publisher, **more: Any) -> Any:
+        return start(self, **{**more, "expected_writers": ()})
+
+    with patch.object(Publisher, "start", slip):
+        yield
+
+
+@contextmanager
+def _uncut_spool() -> Iterator[None]:
+    """After a rollback, the spool's file goes on behind what was dropped."""
+    cut = TransactionQueue._cut
+
+    def slip(self: TransactionQueue, file: Any, lsn: int) -> int | None:
+        found = cut(self, file, lsn)
+        file.is_full = False
+        return found
+
+    with patch.object(TransactionQueue, "_cut", slip):
+        yield
+
+
+@contextmanager
+def _early_tombstone() -> Iterator[None]:
+    """A tombstone goes out before the event of its DELETE."""
+    send = Sender.send
+
+    def slip(self: Sender, parts: list[Any], topics: Any) -> None:
+        messages: list[Any] = []
+        for part in parts:
+            messages += [part] if isinstance(part, tuple) or not hasattr(part, "__len__") else list(part)
+        for place in range(1, len(messages)):
+            one, other = messages[place - 1 : place + 1]
+            if isinstance(one, tuple) and isinstance(other, tuple) and other[2] is None and one[:2] == other[:2]:
+                messages[place - 1 : place + 1] = [other, one]
+        send(self, messages, topics)
+
+    with patch.object(Sender, "send", slip):
+        yield
+
+
+def _hasty_standby() -> Any:
+    """A second daemon of the name doesn't listen for the first."""
+    return patch.object(admission, "check_alone", lambda *_: None)
+
+
+SLIPS: Final = (
+    Slip("an ACK too early", _early_ack, 5),
+    Slip("a settle before the store", _early_settle, 5),
+    Slip("a CONFIRM of another owner", _other_owner, 10, is_python=True),
+    Slip("a marker lost", _lost_marker, 20, kinds=("markers left out",)),
+    Slip("a schema applied a row too late", _late_schema, 40, is_python=True),
+    Slip("an overlay not dropped on abort", _kept_overlay, 30, kinds=("messages refused",)),
+    Slip("a repeated BEGIN", _repeated_begin, 20, is_python=True),
+    Slip("an off-by-one in catch-up", _off_by_one, 30, is_python=True, kinds=("kill",)),
+    Slip("a fencing ignored", _ignored_fencing, 10, kinds=("take-over",)),
+    Slip("a spool not truncated", _uncut_spool, 80, is_python=True),
+    Slip("a tombstone before its delete", _early_tombstone, 5),
+    Slip("a standby that starts too soon", _hasty_standby, 10, kinds=("second daemon",)),
+)
+
+
+def seeds_until_found(slip: Slip) -> tuple[int, str] | None:
+    """Return after how many seeds the bug is found, and how it shows; None if it isn't."""
+
+    def change(world: World) -> None:
+        world.is_python = world.is_python or slip.is_python
+
+    for seed in range(1, slip.seed_count + 1):
+        with slip.put_in():
+            result = run_seed(seed, change, weights=dict.fromkeys(slip.kinds, 20.0))
+        if result.failure is not None:
+            return seed, str(result.failure)
+    return None
