@@ -49,5 +49,6 @@ def counted(walked: Counter[str]) -> Iterator[None]:
     with (
         patch.object(Handover, "_move", counting(Handover._move, publisher_edge)),
         patch.object(Session, "_move", counting(Session._move, connection_edge)),
+        patch.object(Session, "_request", counting(Session._request, connection_edge)),
     ):
         yield
