@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
 from cdc.config import KafkaSection
@@ -123,27 +123,33 @@ class Publisher:
     def _start(self, expected_writers: Collection[str | None], known: Position | None, *, takes_prefix: bool) -> Checkpoint:
         list_topics(self._clients.admin(), self._config.bootstrap_servers)
         self._topic_admin.ensure([self._topics.control(topics.CHECKPOINT)])
-        stored = self._view.checkpoint() if expected_writers else None
-        if stored is not None and stored.writer not in expected_writers:
-            taken = FencedError(ownership.name_taken_message(stored, self._name), NAME_HINT)
-            raise taken if stored.writer is not None else lost_checkpoint(self._topics.control(topics.CHECKPOINT))
+        if expected_writers:
+            self._check_writer(self._view.checkpoint(), expected_writers)
         self._loop.started = self._make_delivery()
         try:
             self._loop.delivery.start()
         except PublishError as error:
             error.message = f"transactional id {self._transactional_id!r}: {error.message}"
             raise
-        try:
-            stored = self._begin(known, takes_prefix=takes_prefix)
-        except FencedError as error:
-            # Fenced by another daemon, or by Kafka because it was too slow. The next start finds out which.
-            raise ConnectionLostError(f"fenced right after claiming the name {self._name!r}: {error.message}") from error
+        with _not_fenced_again(self._name):
+            stored = self._read_to_the_end(known)
+        if expected_writers:
+            # Before the claim, the other process's record may have been in a transaction whose end wasn't written yet.
+            self._check_writer(stored, expected_writers)
+        with _not_fenced_again(self._name):
+            self._begin(stored, takes_prefix=takes_prefix)
         self._loop.committed = stored.position
         self._thread.start()
         return stored
 
-    def _begin(self, known: Position | None, *, takes_prefix: bool) -> Checkpoint:
-        stored = self._read_to_the_end(known)
+    def _check_writer(self, stored: Checkpoint, expected: Collection[str | None]) -> None:
+        """Raise FencedError if another process has written the checkpoint, PublishError if Kafka has lost it."""
+        if stored.writer not in expected:
+            taken = FencedError(ownership.name_taken_message(stored, self._name), NAME_HINT)
+            raise taken if stored.writer is not None else lost_checkpoint(self._topics.control(topics.CHECKPOINT))
+
+    def _begin(self, stored: Checkpoint, *, takes_prefix: bool) -> None:
+        """Write the first record, which shows that this process has the name."""
         if not takes_prefix:
             ownership.check(stored, self._config.topic_prefix, self._name)
         claims = ownership.claims(stored, self._name, now_ms(), takes=takes_prefix)
@@ -154,7 +160,6 @@ class Publisher:
         self._loop.commit_position(stored.position or Position(), {}, claims)
         if claims:
             self._check_claim()
-        return stored
 
     def stop(self, timeout_seconds: float) -> bool:
         """Commit all submitted batches, then stop. Return whether all of them were committed in time."""
@@ -280,3 +285,12 @@ class Publisher:
             self._loop.timeout_seconds = self._transaction_seconds
         stopping, lock = self._exchange.is_stopping.is_set, self.row_work_lock
         return make_delivery(self._config, self._clients, self._topics, self._loop.complain, timeout_ms, stopping, lock)
+
+
+@contextmanager
+def _not_fenced_again(name: str) -> Iterator[None]:
+    """Another daemon may fence this one right after its claim, or Kafka if it was too slow. The next start finds out which."""
+    try:
+        yield
+    except FencedError as error:
+        raise ConnectionLostError(f"fenced right after claiming the name {name!r}: {error.message}") from error

@@ -404,6 +404,31 @@ def test_another_daemon_is_named_only_if_there_is_one(cluster: Cluster, start: S
     other.stop(20)
 
 
+def test_another_daemon_whose_first_record_was_not_readable_yet(
+    cluster: Cluster, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim of a fenced daemon ends the other one's transaction, and shows its record: the name isn't taken back."""
+    start("exactly_once").stop(20)
+    config = KafkaSection(bootstrap_servers="x:1", topic_prefix="shop")
+    before = len(cluster.written("shop.checkpoint"))
+    other = Publisher("x", config, Writer("another writer", has_store=False), clients(cluster))
+    other.start()
+    cluster.others["shop.checkpoint"] = before
+    claim = FakeProducer.init_transactions
+
+    def claim_and_show(self: FakeProducer, timeout: float) -> None:
+        claim(self, timeout)
+        cluster.others.clear()
+
+    monkeypatch.setattr(FakeProducer, "init_transactions", claim_and_show)
+    again = Publisher("x", config, WRITER, clients(cluster))
+    with pytest.raises(PublishError, match="another daemon has taken the name 'x'"):
+        again.start(expected_writers={"writer"})
+    assert b"another writer" in (cluster.values("shop.checkpoint")[-1] or b""), "nothing is written under the other one's name"
+    again.stop(0)
+    other.stop(0)
+
+
 def leave_out_next(cluster: Cluster) -> None:
     """The next commit is left out of all topics, as of partitions that had no leader in that moment."""
     cluster.leave_out.update({"shop.checkpoint": 1, "shop.things": 1})
