@@ -62,7 +62,7 @@ def spark_type(kind: str) -> str:
 def value_of(fields: str, field: str, kind: str) -> str:
     """Return an SQL expression: a field's value in a column of a kind; null if the column can't hold it.
 
-    `fields` is the map that `transforms.fields_of` made.
+    `fields` is a map or struct of the values' texts.
     """
     text = f"{fields}[{literal(field)}]"
     if kind == STRING:
@@ -72,6 +72,11 @@ def value_of(fields: str, field: str, kind: str) -> str:
     if kind == EXACT:
         return f"if({_numeric(text)} is null, {text}, null)"
     return f"try_to_binary({text}, 'base64')" if kind == "binary" else f"try_cast({text} AS {kind})"
+
+
+def numeric_of(fields: str, field: str) -> str:
+    """Return an SQL expression: a field's value as a NUMERIC, null if it can't be one. `fields` is that of `value_of`."""
+    return _numeric(f"{fields}[{literal(field)}]")
 
 
 def _numeric(text: str) -> str:

@@ -11,12 +11,19 @@ from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
+from pyspark.sql.types import StringType, StructField, StructType
 
 from spark_jobs.contract import json_text
-from spark_jobs.contract.field_types import value_of
-from spark_jobs.contract.forms import Form, Version
+from spark_jobs.contract.field_types import EXACT, NUMERIC, numeric_of, value_of
+from spark_jobs.contract.forms import Form, Version, same_name
 from spark_jobs.contract.patch import PatchError, key_of, update, upsert, version_of
+from spark_jobs.contract.sql_text import quoted
 from spark_jobs.errors import JobError
+
+_FIELDS: Final = "_fields"
+_NUMERIC_OF: Final = "numeric value of "
+"""Beginning of the names of columns in between. No column of a form can have a name with a space."""
+_UNREADABLE: Final = "_unreadable row"
 
 LONG_STRINGS: Final = {"maxStringLen": str(2**31 - 1)}
 """Options of Spark's JSON reader, which otherwise reads no text with a string of more than 20,000,000 characters."""
@@ -24,11 +31,36 @@ LONG_STRINGS: Final = {"maxStringLen": str(2**31 - 1)}
 
 def typed(rows: DataFrame, form: Form) -> DataFrame:
     """Return rows that have `_row` with the form's columns added. A value that a column can't hold is null."""
-    read = rows.withColumn("_fields", fields_of(F.col("_row")))
-    unreadable = F.concat(F.lit("the row of "), "_key", F.lit(" at seq "), "_seq", F.lit(" isn't a JSON object"))
-    checked = F.when(F.col("_row").isNotNull() & F.col("_fields").isNull(), F.raise_error(unreadable))
-    columns = [F.expr(value).alias(name) for name, value in column_values(form, "_fields").items()]
-    return read.withColumn("_fields", F.coalesce(checked, F.col("_fields"))).select(*rows.columns, *columns)
+    kinds = form.columns_of_fields()
+    # Each step in a column of its own, which Spark computes once. It would otherwise repeat the step for each column after it.
+    read = _with_fields(rows, list(dict.fromkeys(field for field, _ in kinds.values())))
+    numerics = {field: numeric_of(_FIELDS, field) for field, kind in kinds.values() if kind == NUMERIC}
+    read = read.withColumns({f"{_NUMERIC_OF}{field}": F.expr(value) for field, value in numerics.items()})
+    columns = [_typed_value(field, kind).alias(name) for name, (field, kind) in kinds.items()]
+    return read.select(*(F.col(quoted(name)) for name in rows.columns), *columns)
+
+
+def _with_fields(rows: DataFrame, fields: Sequence[str]) -> DataFrame:
+    """Return rows with the column _FIELDS: `_row`'s values as texts, by field name. A `_row` that is no object ends the query."""
+    row, read = F.col("_row"), F.col(_FIELDS)
+    if len({same_name(name) for name in (*fields, _UNREADABLE)}) <= len(fields):
+        # Spark can't tell the members of such a struct from each other.
+        rows, is_read = rows.withColumn(_FIELDS, fields_of(row)), read.isNotNull()
+    else:
+        # The values of a struct are found by their places. In a map each column would search for its name.
+        schema = StructType([StructField(name, StringType()) for name in (*fields, _UNREADABLE)])
+        rows = rows.withColumn(_FIELDS, F.from_json(row, schema, {**LONG_STRINGS, "columnNameOfCorruptRecord": _UNREADABLE}))
+        # Spark's reader takes an array around an object for the object.
+        is_read = read[_UNREADABLE].isNull() & F.startswith(row, F.lit("{"))
+    unreadable = F.raise_error(F.concat(F.lit("the row of "), "_key", F.lit(" at seq "), "_seq", F.lit(" isn't a JSON object")))
+    return rows.withColumn(_FIELDS, F.when(row.isNull() | is_read, read).otherwise(unreadable))
+
+
+def _typed_value(field: str, kind: str) -> Column:
+    if kind not in (NUMERIC, EXACT):
+        return F.expr(value_of(_FIELDS, field, kind))
+    number = F.col(quoted(f"{_NUMERIC_OF}{field}"))
+    return number if kind == NUMERIC else F.when(number.isNull(), F.col(_FIELDS)[field])
 
 
 def relabel(form: Form) -> Any:
