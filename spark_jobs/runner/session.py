@@ -61,6 +61,13 @@ _SETTINGS: Final[Mapping[str, str]] = {
     # Number of rows after which a page of a Parquet file is first checked against its limit of a megabyte; 100 by default. Pages
     # are in memory complete when they are written and read.
     "spark.hadoop.parquet.page.size.row.check.min": "10",
+    # By default each function of a column asks Java for the place in the program from which it is called, for error messages, and
+    # Java takes a trace of its own stack. No message of the jobs shows such a place.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
+    "spark.sql.dataFrameQueryContext.enabled": "false",
+    # Largest method, in bytes, that Java compiles; 64 KB by default, which it would run in its slow interpreter.
+    # Spark divides larger programs, as of rows with many columns, into small methods.
+    "spark.sql.codegen.hugeMethodLimit": "8000",
     # Parquet abandons a dictionary after a megabyte of values. Building it until then costs a third of writing an event.
     **{f"spark.hadoop.parquet.enable.dictionary#{column}": "false" for column in _UNIQUE},
 }
@@ -73,14 +80,27 @@ _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     # Number of tasks into which VACUUM divides the list of a table's files; 10,000 by default.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     "spark.ui.enabled": "false",
+    # Spark writes down the plan of each query for that page, so in the shortest form.
+    "spark.sql.ui.explainMode": "simple",
     "spark.ui.showConsoleProgress": "false",
 }
 
 _COLLECTOR: Final = "-XX:+UseParallelGC"
 """Java option for the garbage collector that takes the least CPU. Its pauses, which Java's default avoids, do no harm here."""
 
-_IS_CHOSEN: Final = re.compile(r"-XX:\+Use\w+GC\b|spark\.driver\.defaultJavaOptions")
-"""Pattern for Java options that already choose a collector, or that the setting of `_COLLECTOR` would replace."""
+_COMPILER: Final = " ".join(
+    f"-XX:Tier4{name}Threshold={calls}"
+    for name, calls in {"Invocation": 50_000, "MinInvocation": 6_000, "Compile": 150_000, "BackEdge": 400_000}.items()
+)
+"""Java options for the number of calls after which a method is compiled a second time, ten times as many as by default.
+
+What is called for each record gets there within a second. Most other methods plan queries, and are called too seldom to make up
+for that compilation, which would take more CPU than anything else until a job has run for an hour.
+"""
+
+_IS_COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
+_DEFAULTS: Final = "spark.driver.defaultJavaOptions"
+"""Setting with the Java options that are overridden by all others."""
 _JAVA_VARIABLES: Final = ("PYSPARK_SUBMIT_ARGS", "SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 
 _LOOKED_UP: Final = ("py4j", "scala", "org", "java", "functions", "PythonUtils")
@@ -113,7 +133,7 @@ def build_session(
         master = master or given.get("spark.master", "local[*]")
         chosen["spark.master"] = master
         if master.startswith("local") and SparkSession.getActiveSession() is None:  # an existing session keeps its settings
-            chosen |= {**_LOCAL_SETTINGS, **_collector(given)}
+            chosen |= {**_LOCAL_SETTINGS, **_java_options(given)}
             # Workers would use the first python3 on PATH. PySpark reads this from the environment only, not from its settings.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if not submitted:
@@ -139,17 +159,20 @@ def _start_java(settings: Mapping[str, str]) -> None:
         SparkContext._ensure_initialized(conf=SparkConf().setAll(shown))
 
 
-def _collector(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the setting for `_COLLECTOR`.
+def _java_options(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the setting for `_COLLECTOR` and `_COMPILER`.
 
-    It is empty if a collector is chosen already, as Java doesn't start with two, or if the setting is already used.
+    The collector is left out if another one is chosen, as Java doesn't start with two. With the setting in use, nothing is set.
     """
     home = os.environ.get("SPARK_HOME") or pyspark.__path__[0]
     defaults = Path(os.environ.get("SPARK_CONF_DIR") or f"{home}/conf") / "spark-defaults.conf"
     texts = [given.get("spark.driver.extraJavaOptions", ""), *(os.environ.get(name, "") for name in _JAVA_VARIABLES)]
     if defaults.is_file():
         texts.append(defaults.read_text())
-    return {} if any(_IS_CHOSEN.search(text) for text in texts) else {"spark.driver.defaultJavaOptions": _COLLECTOR}
+    if _DEFAULTS in given or any(_DEFAULTS in text for text in texts):
+        return {}
+    has_collector = any(_IS_COLLECTOR.search(text) for text in texts)
+    return {_DEFAULTS: _COMPILER if has_collector else f"{_COLLECTOR} {_COMPILER}"}
 
 
 def _class_path(directory: str | None, given: Mapping[str, str]) -> dict[str, str]:

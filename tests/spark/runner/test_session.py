@@ -1,4 +1,4 @@
-"""The settings with which a job starts its own Spark session, the garbage collector among them."""
+"""The settings with which a job starts its own Spark session, the garbage collector and the compiler among them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from pyspark import SparkConf, SparkContext
 
 from spark_jobs.runner.options import Secret
-from spark_jobs.runner.session import _COLLECTOR, _JAVA_VARIABLES, _collector, _start_java
+from spark_jobs.runner.session import _COLLECTOR, _COMPILER, _DEFAULTS, _JAVA_VARIABLES, _java_options, _start_java
 
 _OTHER = "-Xss4m -XX:+UseZGC"
 
@@ -22,33 +22,34 @@ def nothing_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def test_the_one_that_takes_least_cpu() -> None:
-    assert _collector({}) == {"spark.driver.defaultJavaOptions": _COLLECTOR}
+    assert _java_options({}) == {_DEFAULTS: f"{_COLLECTOR} {_COMPILER}"}
 
 
 @pytest.mark.parametrize("name", _JAVA_VARIABLES)
 def test_one_that_the_environment_chooses_stays(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, _OTHER)
-    assert _collector({}) == {}
+    assert _java_options({}) == {_DEFAULTS: _COMPILER}
 
 
 def test_one_that_a_setting_chooses_stays() -> None:
-    assert _collector({"spark.driver.extraJavaOptions": _OTHER}) == {}
+    assert _java_options({"spark.driver.extraJavaOptions": _OTHER}) == {_DEFAULTS: _COMPILER}
 
 
 def test_one_that_the_settings_of_spark_choose_stays(nothing_chosen: Path) -> None:
     nothing_chosen.write_text(f"spark.driver.extraJavaOptions {_OTHER}\n")
-    assert _collector({}) == {}
+    assert _java_options({}) == {_DEFAULTS: _COMPILER}
 
 
 def test_options_in_its_place_stay(nothing_chosen: Path) -> None:
     nothing_chosen.write_text("spark.driver.defaultJavaOptions -Dcompany=here\n")
-    assert _collector({}) == {}
+    assert _java_options({}) == {}
 
 
 def test_other_options_of_java_choose_none(monkeypatch: pytest.MonkeyPatch, nothing_chosen: Path) -> None:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:+UseStringDeduplication -Xmx1g")
     nothing_chosen.write_text("spark.driver.memory 2g\n")
-    assert _collector({"spark.driver.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError"}) != {}
+    found = _java_options({"spark.driver.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError"})
+    assert _COLLECTOR in found[_DEFAULTS]
 
 
 def test_secrets_are_not_in_java_s_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
