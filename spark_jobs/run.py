@@ -31,6 +31,7 @@ from spark_jobs.feeds.cache_invalidation import CacheInvalidation
 from spark_jobs.feeds.search_index import SearchIndex
 from spark_jobs.history.job import HistoryJob, HistoryOf, ShowHistory
 from spark_jobs.lake.changes import Changelog, Changes
+from spark_jobs.lake.lake import CHANGES
 from spark_jobs.lake.maintain import Maintain
 from spark_jobs.materialize.job import Materialize
 from spark_jobs.runner.checkpoint import check_owner, claim, has_begun_batch
@@ -45,6 +46,9 @@ from spark_jobs.runner.registered import Names, job_folder
 from spark_jobs.runner.report import Log, metrics
 from spark_jobs.runner.session import JARS_DIRECTORY_VARIABLE, build_session
 from spark_jobs.runner.watch import Gate, Listener, Watch, last_step
+from spark_jobs.tables import delta
+from spark_jobs.tables.format import TableFormat
+from spark_jobs.tables.formats import FORMATS, check_format
 from spark_jobs.tables.location import Location
 from spark_jobs.tables.places import check_schema, qualified
 
@@ -69,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             master=options.master,
             jars_directory=options.jars_dir,
             settings=dict(options.spark_conf),
+            table_format=getattr(options, "table_format", delta.NAME),
         )
         if options.job in TASKS:
             locate(session, options)
@@ -94,15 +99,28 @@ def locate(session: SparkSession, options: argparse.Namespace) -> None:
     """Set `location`, and where needed `path` and `names`, of the options of a command with tables. Raises JobError."""
     if getattr(options, "path", None) is not None:
         options.path = qualified(session, options.path)
-        options.location = Location(path=options.path)
+        known = FORMATS[getattr(options, "table_format", delta.NAME)]
+        if options.job in JOBS:
+            check_format(session, [options.path, f"{options.path}/{CHANGES}"], known)
+        options.location = Location(path=options.path, format=known)
     elif getattr(options, "catalog", None) is not None:
         check_schema(session, options.catalog)
         prefix = getattr(options, "prefix", "")
-        options.location = Location(schema=options.catalog, prefix=prefix, template=options.table_template)
-        if options.job in JOBS and not JOBS[options.job].takes_catalog:
+        known = FORMATS[options.table_format]
+        options.location = Location(schema=options.catalog, prefix=prefix, template=options.table_template, format=known)
+        if options.job in JOBS and not _takes_catalog(JOBS[options.job], known):
+            if known is not delta:
+                raise JobError(
+                    f"{options.job} can't keep its tables of the format {known.NAME} in a catalog: name a --path. changelog and"
+                    " changes can, with --catalog."
+                )
             options.names = Names(session, options.location)
             options.path = job_folder(session, options.location, options.job)
             options.location = Location(path=options.path)
+
+
+def _takes_catalog(job: Job, known: TableFormat) -> bool:
+    return job.takes_catalog or (known is not delta and job.iceberg_takes_catalog)
 
 
 def feed(sink: Sink, records: DataFrame, batch: int, query: str, control: Sequence[str]) -> None:
@@ -244,6 +262,12 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         if options.changes is None and len(named) < 2:
             parser.error("--bootstrap-servers and --prefix are required, or --changes")
     if options.job in JOBS:
+        able = [name for name, job in JOBS.items() if options.__dict__.get("table_format", delta.NAME) in job.formats]
+        if JOBS[options.job].has_tables and options.job not in able:
+            parser.error(
+                f"{options.job} can't write --table-format {options.table_format}; these jobs can: {', '.join(able)}. For"
+                f" {options.job} use --table-format delta, the default, with a --path of its own"
+            )
         if options.value_format == "avro" and options.registry is None:
             parser.error("--value-format avro needs the registry's address: --registry (the daemon's format.registry.url)")
         if options.value_format != "avro" and options.registry is not None:

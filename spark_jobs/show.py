@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 
 from spark_jobs.current import read_current, watermark
 from spark_jobs.errors import JobError, operator_message
-from spark_jobs.runner.options import add_spark_options, hide
+from spark_jobs.runner.options import add_spark_options, add_table_format, hide
 from spark_jobs.runner.output import prepare, tell
 from spark_jobs.runner.session import JARS_DIRECTORY_VARIABLE, build_session
 from spark_jobs.tables.places import qualified
@@ -31,11 +31,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices=("watermark",),
         help="show all tables as they were after the same source transaction, the last one up to which everything has been read",
     )
+    add_table_format(parser)
     add_spark_options(parser, JARS_DIRECTORY_VARIABLE)
     options = parser.parse_args(arguments)
     try:
         session = build_session(
-            "tarantool-cdc show", master=options.master, jars_directory=options.jars_dir, settings=dict(options.spark_conf)
+            "tarantool-cdc show",
+            master=options.master,
+            jars_directory=options.jars_dir,
+            settings=dict(options.spark_conf),
+            table_format=options.table_format,
         )
         paths = {path: qualified(session, path).rstrip("/") for path in options.path}
         marks = {place: watermark(session, place) if options.as_of else None for place in map(_parent, paths.values())}

@@ -82,11 +82,12 @@ SPARK = JarSet(
         "org.apache.commons:commons-pool2:2.12.0",
         "io.delta:delta-spark_2.13:4.0.1",
         "io.delta:delta-storage:4.0.1",
+        "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0",
     ),
     # Everything else that these need is in pyspark's own folder of jars, and a class on the path twice causes trouble.
     transitive=False,
 )
-"""The connectors for Kafka and Delta Lake, beside what pyspark 4.0.0 carries."""
+"""The connectors for Kafka, Delta Lake and Iceberg, beside what pyspark 4.0.0 carries."""
 
 
 _OPENSEARCH_VERSION = "2.19.6"

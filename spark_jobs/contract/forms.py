@@ -15,8 +15,11 @@ from spark_jobs.errors import JobError
 
 META_COLUMNS: Final = ("_key", "_row", "_seq", "_ts")
 
-_RESERVED: Final = "_deleted"
-"""A column name that Iceberg reserves. In frames that are written into a table it marks deleted rows."""
+_RESERVED: Final = (
+    *("_deleted", "_file", "_pos", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number"),
+    *("_change_type", "_change_ordinal", "_commit_snapshot_id"),
+)
+"""Column names that Iceberg reserves. In frames that are written into a table, `_deleted` marks deleted rows."""
 
 _FORBIDDEN_IN_COLUMN_NAMES: Final = re.compile(r"[ ,;{}()=`\x00-\x1f\x7f]")
 
@@ -98,7 +101,7 @@ class Form:
         A name that is already taken gets its place (from 1) as a suffix.
         """
         found: dict[str, tuple[str, str]] = {}
-        taken = {same_name(name) for name in (*META_COLUMNS, _RESERVED)}
+        taken = {same_name(name) for name in (*META_COLUMNS, *_RESERVED)}
         for place, field in enumerate(self.fields, 1):
             for kind in kinds_of(field.type):
                 name = f"{column_name(field.name)}{EXACT_SUFFIX if kind == EXACT else ''}"

@@ -26,6 +26,7 @@ from spark_jobs.lake.positions import KafkaPositions, Positions
 from spark_jobs.lake.seconds import seconds
 from spark_jobs.runner.job import Job, Sink
 from spark_jobs.runner.registered import Names
+from spark_jobs.tables.formats import FORMATS, check_format
 from spark_jobs.tables.places import qualified
 
 _INTERVAL: Final = 60.0
@@ -35,8 +36,9 @@ class Current(Job):
     """The job `current`: its options and its sink."""
 
     name = "current"
-    summary = "keep one Delta table per space with one row per key"
+    summary = "keep one table per space with one row per key"
     control_topics = KINDS
+    formats = tuple(FORMATS)
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """See `Job.add_options`."""
@@ -79,6 +81,8 @@ class Current(Job):
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> CurrentSink:
         """See `Job.sink`."""
         elsewhere = None if options.changes is None else qualified(session, options.changes)
+        if elsewhere is not None:
+            check_format(session, [elsewhere], options.location.format)
         lake = Lake(session, options.path, elsewhere, options.location.format)
         lake.check_changes(elsewhere)
         positions, changes = KafkaPositions(session, topics, options.checkpoint), None

@@ -19,11 +19,11 @@ def read_current(session: SparkSession, path: str, as_of: AsOf = None) -> DataFr
     `as_of="watermark"` stands for the newest published watermark.
     """
     parent, _, name = path.rstrip("/").rpartition("/")
-    lake = Lake(session, parent)
+    lake = Lake.at(session, parent)
     up_to = lake.watermark() if as_of == "watermark" else as_of
     return lake.space_rows(lake.space_of(name), up_to).rows()
 
 
 def watermark(session: SparkSession, path: str) -> int:
     """Return the published watermark of the spaces under a path, for `as_of` of several reads. Raises JobError without one."""
-    return Lake(session, path).watermark()
+    return Lake.at(session, path).watermark()

@@ -39,6 +39,7 @@ from spark_jobs.runner.job import Job, Sink
 from spark_jobs.tables import delta
 from spark_jobs.tables.codegen import varying
 from spark_jobs.tables.format import TableFormat
+from spark_jobs.tables.formats import FORMATS
 from spark_jobs.tables.places import Table
 
 
@@ -103,6 +104,8 @@ class Changes(Events):
     name = "changes"
     summary = "append every event to one Delta table, partitioned by space, as a source for other tables"
     control_topics = KINDS
+    formats = tuple(FORMATS)
+    iceberg_takes_catalog = True
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """See `Job.add_options`."""
@@ -113,9 +116,8 @@ class Changes(Events):
         """See `Events.untyped`."""
         layout = CHANGES_BY_DATE if options.partition_by_date else CHANGES
         positions = KafkaPositions(session, topics, options.checkpoint)
-        return ChangesSink(
-            session, topics, options.path, positions, layout=layout, rules=rules, table_format=options.location.format
-        )
+        path: Table = options.location.only(self.name)
+        return ChangesSink(session, topics, path, positions, layout=layout, rules=rules, table_format=options.location.format)
 
 
 class Changelog(Events):
@@ -124,6 +126,7 @@ class Changelog(Events):
     name = "changelog"
     summary = "append every event to one Delta table, partitioned by space and date, or to one per space with typed rows"
     takes_catalog = True
+    formats = tuple(FORMATS)
 
     def untyped(self, session: SparkSession, topics: Topics, options: argparse.Namespace, rules: AppendRules) -> EventsSink:
         """See `Events.untyped`."""
@@ -180,7 +183,7 @@ class ChangesSink(EventsSink):
         self,
         session: SparkSession,
         topics: Topics,
-        path: str,
+        path: Table,
         positions: Positions,
         *,
         layout: Layout = CHANGES,
@@ -197,7 +200,7 @@ class ChangesSink(EventsSink):
 
     def tables(self) -> Mapping[str, str]:
         """See `Sink.tables`."""
-        return {Changes.name: self._path}
+        return {Changes.name: self._path} if isinstance(self._path, str) else {}
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """See `Sink.write`."""

@@ -19,6 +19,7 @@ from spark_jobs.contract.forms import Forms
 from spark_jobs.contract.source import Topics
 from spark_jobs.tables.codegen import interpreting
 from spark_jobs.tables.format import TableFormat
+from spark_jobs.tables.places import Table, beside
 
 KINDS: Final = ("schema", "snapshot")
 """The control topics, without their prefix."""
@@ -67,18 +68,18 @@ class _Read:
         return Control(*([value for found, _, value in self.records if found == kind] for kind in KINDS))
 
 
-_READ: Final[dict[str, _Read]] = {}
+_READ: Final[dict[Table, _Read]] = {}
 """Cache of each table's contents. The tables change rarely, but are read often."""
 
 
 class ControlTable:
     """Table with the records of the control topics."""
 
-    def __init__(self, session: SparkSession, changes_path: str, table_format: TableFormat) -> None:
-        """Name the table. `changes_path` is the path of the table of events."""
+    def __init__(self, session: SparkSession, changes: Table, table_format: TableFormat) -> None:
+        """Name the table. `changes` is the table of events."""
         self._session = session
         self._format = table_format
-        self.path = f"{changes_path}/_control"
+        self.path = beside(changes, "_control")
 
     def write(self, records: Iterable[Record]) -> None:
         """Replace the table's records with these, unless it has just these."""

@@ -12,19 +12,20 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from spark_jobs.tables.format import TableFormat
+from spark_jobs.tables.places import Table, beside
 
 _COLUMNS: Final = "space string, seq bigint"
 
-_READ: Final[dict[str, tuple[tuple[str, int], dict[str, int]]]] = {}
+_READ: Final[dict[Table, tuple[tuple[str, int], dict[str, int]]]] = {}
 """Cache of each table's contents, with the version that was read. The tables change rarely, and each read of a space asks."""
 
 
 class ForgottenTable:
     """Table with a row for each space of which events have been removed."""
 
-    def __init__(self, session: SparkSession, changes_path: str, table_format: TableFormat) -> None:
-        """Name the table. `changes_path` is the path of the table of events."""
-        self.path = f"{changes_path}/_forgotten"
+    def __init__(self, session: SparkSession, changes: Table, table_format: TableFormat) -> None:
+        """Name the table. `changes` is the table of events."""
+        self.path = beside(changes, "_forgotten")
         self._session = session
         self._format = table_format
 

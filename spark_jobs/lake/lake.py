@@ -33,6 +33,7 @@ from spark_jobs.tables import delta
 from spark_jobs.tables.codegen import interpreting
 from spark_jobs.tables.folders import folder
 from spark_jobs.tables.format import TableFormat
+from spark_jobs.tables.formats import format_at
 
 CHANGES: Final = "_changes"
 _WATERMARK: Final = "_watermark"
@@ -79,6 +80,12 @@ class Lake:
         self.control_table = ControlTable(session, self.changes_path, table_format)
         # Events of another job's table are never removed.
         self.forgotten_table = ForgottenTable(session, self.changes_path, table_format) if self._elsewhere is None else None
+
+    @classmethod
+    def at(cls, session: SparkSession, path: str) -> Lake:
+        """Return the lake under a path, with the format of its tables."""
+        places = [f"{path.rstrip('/')}/{name}" for name in (_WATERMARK, CHANGES)]
+        return cls(session, path, table_format=format_at(session, places) or delta)
 
     def table(self, space: str, prefix: str | None = None) -> BaseTable:
         """Return the table of a space's merged rows."""
@@ -258,8 +265,8 @@ class Lake:
             form=form,
             schema_versions=tuple(sorted({form.schema_version, *covered})),
             changes=self.changes_path,
-            control=self.control_table.path,
-            forgotten=None if self.forgotten_table is None else self.forgotten_table.path,
+            control=str(self.control_table.path),
+            forgotten=None if self.forgotten_table is None else str(self.forgotten_table.path),
             up_to=_first_unapplied(form.space, forms, table),
         )
 

@@ -27,7 +27,7 @@ from spark_jobs.lake.event_table import AppendRules, EventTable, table_is_gone
 from spark_jobs.lake.field_columns import FieldColumns
 from spark_jobs.runner.checkpoint import MadeTables
 from spark_jobs.runner.job import REFUSED_SCHEMA, Sink
-from spark_jobs.tables import delta as tables
+from spark_jobs.tables.format import TableFormat
 from spark_jobs.tables.location import Location
 from spark_jobs.tables.places import Table
 
@@ -67,7 +67,7 @@ class TypedEventsSink(Sink):
         self._read_topic = read_topic or (lambda topic: topics.read(session, topic))
         self._forms = Forms(self._schema_topic, ())
         self._tables: dict[str, TypedEventTable] = {}
-        if location.path is not None and tables.is_delta(session, location.path):
+        if location.path is not None and location.format.state(session, location.path) is not None:
             raise JobError(
                 f"{location.path} is a table itself, maybe one of events without --typed, and can't contain other tables. "
                 "Choose another --path and another --checkpoint."
@@ -107,7 +107,7 @@ class TypedEventsSink(Sink):
     def _table(self, space: str) -> TypedEventTable:
         if space not in self._tables:
             table = self._location.of(space)
-            self._tables[space] = TypedEventTable(self._session, table, self._topics, always=self._always)
+            self._tables[space] = TypedEventTable(self._session, table, self._topics, self._location.format, always=self._always)
         return self._tables[space]
 
     def _forms_of(self, rows: DataFrame) -> tuple[dict[str, dict[Version, Form]], set[Version]]:
@@ -156,10 +156,13 @@ def _names_one_of(versions: Collection[Version]) -> Column:
 class TypedEventTable:
     """Table of one space's events, with typed rows."""
 
-    def __init__(self, session: SparkSession, table: Table, topics: Topics, *, always: bool = False) -> None:
+    def __init__(
+        self, session: SparkSession, table: Table, topics: Topics, table_format: TableFormat, *, always: bool = False
+    ) -> None:
         """Name the table, and create nothing yet. With `always` each event is looked up before it is written."""
         self._session = session
         self._table = table
+        self._format = table_format
         self._events = EventTable(
             session,
             table,
@@ -167,6 +170,7 @@ class TypedEventTable:
             _PARTITIONS,
             spaces=topics.spaces,
             rules=AppendRules(looks_for_all=always, gets_columns=True),
+            table_format=table_format,
         )
         self._columns: FieldColumns | None = None
 
@@ -183,17 +187,18 @@ class TypedEventTable:
         if known is None:
             if not is_new:
                 raise table_is_gone(self._table)
-            tables.create(self._session, self._table, typed.schema, properties, partition_by=_PARTITIONS)
+            self._format.create(self._session, self._table, typed.schema, properties, partition_by=_PARTITIONS)
         elif columns != known:
-            tables.retried(lambda: tables.set_properties(self._session, self._table, properties))
+            self._format.set_properties(self._session, self._table, properties)
         self._columns = columns
         self._events.append(typed, batch, query)
 
     def _known(self) -> FieldColumns | None:
         """Return the columns of the existing table; None if there is none. Raises JobError for another job's table."""
-        if not tables.exists(self._session, self._table):
+        if not self._format.exists(self._session, self._table):
             return None
-        properties, _ = tables.describe(self._session, self._table)
+        state = self._format.state(self._session, self._table)
+        properties = {} if state is None else state.properties
         if _COLUMNS not in properties:
             raise JobError(
                 f"The table {self._table} isn't one of events with --typed. Choose another --path, or another --table-template."

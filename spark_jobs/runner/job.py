@@ -3,7 +3,7 @@
 A `Job` writes micro-batches of Kafka records to some place until it is stopped. A `Task` runs once and ends. To add one, write a
 module with it, and add it to `run.JOBS` or `run.TASKS`. Beside its own options it can use:
 
-    options.path, .location    where its tables are, if `has_tables`. `location` also supports tables of a catalog (tables.py),
+    options.path, .location    where its tables are, if `has_tables`. `location` also supports tables of a catalog (location.py),
                                for jobs with `takes_catalog`; their `path` is None with --catalog. Other jobs have a path even
                                then, and keep everything in it (registered.py)
     options.checkpoint         a job's checkpoint
@@ -127,6 +127,10 @@ class Job(ABC):
     takes_catalog: ClassVar[bool] = False
     """Whether the job itself creates tables in a catalog, with `options.location` instead of `options.path`. For any other job
     the program registers the tables that the sink names (`Sink.tables`) in the catalog."""
+    formats: ClassVar[tuple[str, ...]] = ("delta",)
+    """Formats that the job's own tables may have (--table-format)."""
+    iceberg_takes_catalog: ClassVar[bool] = False
+    """Whether the job is one with `takes_catalog` if its tables are Iceberg's, which can't be registered by their path."""
     reads_tables: ClassVar[bool] = False
     """Whether the job can read a table of events (`--changes`) instead of Kafka."""
 

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from spark_jobs.tables.formats import FORMATS
+
 _SENSITIVE: Final = re.compile(
     r"(?i)password|passwd|secret|jaas|token|credential|access[._-]?key|api[._-]?key|\.key$|authorization"
 )
@@ -86,12 +88,23 @@ def add_table_options(parser: argparse.ArgumentParser) -> None:
         metavar="CATALOG.SCHEMA",
         help="schema of a catalog of the session (spark_catalog.lake) that contains the tables, instead of a path",
     )
+    add_table_format(parser)
     parser.add_argument(
         "--table-template",
         default="{prefix}_{table}",
         metavar="TEXT",
         help="template for the names of tables in --catalog; {table} is the space, or the job's name for its only table"
         " (default: %(default)s)",
+    )
+
+
+def add_table_format(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the format of a command's tables."""
+    parser.add_argument(
+        "--table-format",
+        choices=tuple(FORMATS),
+        default=next(iter(FORMATS)),
+        help="format of the tables: delta, or iceberg (version 3) for jobs that can write it (default: %(default)s)",
     )
 
 

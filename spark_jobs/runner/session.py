@@ -25,6 +25,8 @@ JARS_DIRECTORY_VARIABLE: Final = "TARANTOOL_CDC_SPARK_JARS"
 
 PACKAGES: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0,io.delta:delta-spark_2.13:4.0.1"
 """Maven coordinates of the packages that the jobs need beside Spark itself."""
+_OF_FORMATS: Final[Mapping[str, str]] = {"iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0"}
+"""Maven coordinates of the packages for tables of other formats than Delta."""
 
 _UNIQUE: Final = (
     *("before", "after", "patch", "upsert", "key", "seq", "lsn", "source_ts", "sequence", "transaction_id", "kafka_offset"),
@@ -115,10 +117,16 @@ _REPEATING_LOGGERS: Final = (
 
 _KAFKA_SOURCE: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 _DELTA_SOURCE: Final = "org.apache.spark.sql.delta.sources.DeltaDataSource"
+_ICEBERG_SOURCE: Final = "org.apache.iceberg.spark.source.IcebergSource"
 
 
 def build_session(
-    name: str, *, master: str | None = None, jars_directory: str | None = None, settings: Mapping[str, str] | None = None
+    name: str,
+    *,
+    master: str | None = None,
+    jars_directory: str | None = None,
+    settings: Mapping[str, str] | None = None,
+    table_format: str = "delta",
 ) -> SparkSession:
     """Return a session for jobs. `settings` override all settings made here. Raises JobError if Spark lacks the connectors.
 
@@ -137,11 +145,11 @@ def build_session(
             # Workers would use the first python3 on PATH. PySpark reads this from the environment only, not from its settings.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if not submitted:
-        chosen |= _class_path(jars_directory or os.environ.get(JARS_DIRECTORY_VARIABLE), given)
+        chosen |= _class_path(jars_directory or os.environ.get(JARS_DIRECTORY_VARIABLE), given, _packages(table_format))
     _start_java({**chosen, **given})
     builder: Any = SparkSession.builder
     session: SparkSession = builder.appName(name).config(map={**chosen, **given}).getOrCreate()
-    _check_class_path(session)
+    _check_class_path(session, table_format)
     _keep_names(session)
     if not submitted and str(session.sparkContext.master).startswith("local"):
         _quieten(session)
@@ -175,26 +183,30 @@ def _java_options(given: Mapping[str, str]) -> dict[str, str]:
     return {_DEFAULTS: _COMPILER if has_collector else f"{_COLLECTOR} {_COMPILER}"}
 
 
-def _class_path(directory: str | None, given: Mapping[str, str]) -> dict[str, str]:
+def _packages(table_format: str) -> str:
+    return ",".join([PACKAGES, *(text for name, text in _OF_FORMATS.items() if name == table_format)])
+
+
+def _class_path(directory: str | None, given: Mapping[str, str], packages: str) -> dict[str, str]:
     if directory:
         jars = sorted(str(jar.absolute()) for jar in Path(directory).glob("*.jar"))
         if not jars:
-            raise JobError(f"There are no jars in {directory}. It must contain those of {PACKAGES} and their dependencies.")
+            raise JobError(f"There are no jars in {directory}. It must contain those of {packages} and their dependencies.")
         return {"spark.jars": ",".join(jars)}
     if "spark.jars" in given or "spark.jars.packages" in given:
         return {}
-    return {"spark.jars.packages": PACKAGES}
+    return {"spark.jars.packages": packages}
 
 
-def _check_class_path(session: SparkSession) -> None:
+def _check_class_path(session: SparkSession, table_format: str) -> None:
     loader = session.sparkContext._jvm.java.lang.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
-    for name in (_KAFKA_SOURCE, _DELTA_SOURCE):
+    for name in (_KAFKA_SOURCE, _DELTA_SOURCE, *((_ICEBERG_SOURCE,) if table_format in _OF_FORMATS else ())):
         try:
             loader.loadClass(name)
         except Py4JError as error:
             raise JobError(
-                f"Spark's class path has no {name}. Start spark-submit with --packages {PACKAGES}, or with --jars and the "
-                "files; or set spark.jars or spark.jars.packages in the configuration of the running session."
+                f"Spark's class path has no {name}. Start spark-submit with --packages {_packages(table_format)}, or with --jars"
+                " and the files; or set spark.jars or spark.jars.packages in the configuration of the running session."
             ) from error
 
 

@@ -169,7 +169,7 @@ def describe(session: SparkSession, table: Table) -> tuple[dict[str, str], bool]
 
 def set_properties(session: SparkSession, table: Table, changed: Mapping[str, str]) -> None:
     """Change some of the table's properties, in one commit."""
-    session.sql(f"ALTER TABLE {identifier(table)} SET TBLPROPERTIES ({_settings(changed)})")
+    retried(lambda: session.sql(f"ALTER TABLE {identifier(table)} SET TBLPROPERTIES ({_settings(changed)})"))
 
 
 def append_once(

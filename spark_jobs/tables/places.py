@@ -32,6 +32,13 @@ Table = str | CatalogTable
 """A path, or a table of a catalog."""
 
 
+def beside(table: Table, name: str) -> Table:
+    """Return the table that belongs to another one under this name: in its folder, or beside it in its catalog's schema."""
+    if isinstance(table, str):
+        return f"{table}/{name}"
+    return CatalogTable((*table.parts[:-1], f"{table.parts[-1]}{name}"))
+
+
 def qualified(session: SparkSession, path: str) -> str:
     """Return an absolute path with its file system's scheme, the only form that `delta` accepts in SQL.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.core.context import SparkContext
@@ -70,8 +71,6 @@ def _start(warehouse: Path) -> SparkSession:
             "spark.sql.ui.explainMode": "simple",
             # The one for several drivers starts sixteen processes (readlink) for each commit; this is the only driver here.
             "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
-            # Without a file of checksums beside each file, which would be made, and given its rights by a process, as well.
-            "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
             # No table lives long enough for its log to be worth summing up.
             "spark.databricks.delta.properties.defaults.checkpointInterval": "1000",
             "spark.sql.streaming.checkpointFileManagerClass": (
@@ -97,7 +96,17 @@ def _start(warehouse: Path) -> SparkSession:
         },
     )
     session.sparkContext.setLogLevel("ERROR")
+    _omit_checksums(session)
     return session
+
+
+def _omit_checksums(session: SparkSession) -> None:
+    """Have no file of checksums beside each file, which would be made, and given its rights by a process, as well."""
+    jvm: Any = session.sparkContext._jvm
+    # All users of the file system in this Java share it. Iceberg asks for its scheme, which RawLocalFileSystem can't tell.
+    files = jvm.org.apache.hadoop.fs.FileSystem.getLocal(session.sparkContext._jsc.hadoopConfiguration())
+    files.setWriteChecksum(False)
+    files.setVerifyChecksum(False)
 
 
 @pytest.hookimpl(wrapper=True)

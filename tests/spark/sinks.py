@@ -15,6 +15,8 @@ from spark_jobs.lake.fresh_views import FreshViews
 from spark_jobs.lake.lake import Lake
 from spark_jobs.lake.merger import SHARE, SHARE_OF_BACKLOG, MergeRules
 from spark_jobs.lake.positions import Positions
+from spark_jobs.tables import delta
+from spark_jobs.tables.format import TableFormat
 from spark_jobs.tables.places import Table
 
 
@@ -35,14 +37,16 @@ def current_sink(
     changes_path: str | None = None,
     is_background: bool = False,
     views: FreshViews | None = None,
+    table_format: TableFormat = delta,
     **rules: Any,
 ) -> CurrentSink:
     """The sink of `current`: with a thread of its own for the merges, or as with --available-now."""
-    lake = Lake(session, path, changes_path)
+    lake = Lake(session, path, changes_path, table_format)
     lake.check_changes(changes_path)
     changes = None
     if changes_path is None:
-        changes = ChangesSink(session, topics, lake.changes_path, positions, layout=CHANGES_OF_READERS)
+        layout = CHANGES_OF_READERS
+        changes = ChangesSink(session, topics, lake.changes_path, positions, layout=layout, table_format=table_format)
     when = {"share": SHARE} if is_background else {"share": SHARE_OF_BACKLOG, "interval_seconds": math.inf}
     merging = MergeRules(**{**when, **rules})
     return CurrentSink(lake, topics, positions, merging, changes=changes, is_background=is_background, views=views)

@@ -1,0 +1,44 @@
+"""The table formats by their names, and which of them a table at a path has."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.errors import JobError
+from spark_jobs.tables import delta, iceberg
+from spark_jobs.tables.format import TableFormat
+
+FORMATS: Final[Mapping[str, TableFormat]] = {delta.NAME: delta, iceberg.NAME: iceberg}
+"""All formats. The first one is the default."""
+
+_MARKS: Final[Mapping[str, str]] = {delta.NAME: "_delta_log", iceberg.NAME: "metadata/version-hint.text"}
+"""What each format has in the folder of a table, for a search that needs neither format's jars."""
+
+
+def format_at(session: SparkSession, paths: Sequence[str]) -> TableFormat | None:
+    """Return the format of the first of these paths that is a table; None if there is none."""
+    for path in paths:
+        for name, known in FORMATS.items():
+            if _has(session, f"{path}/{_MARKS[name]}"):
+                return known
+    return None
+
+
+def check_format(session: SparkSession, paths: Sequence[str], wanted: TableFormat) -> None:
+    """Raise JobError if one of these paths is a table of another format."""
+    for path in paths:
+        found = format_at(session, [path])
+        if found is not None and found is not wanted:
+            raise JobError(
+                f"The table at {path} has the format {found.NAME}, and this command was started for {wanted.NAME}. Start it with"
+                f" --table-format {found.NAME}, or with another --path and another --checkpoint."
+            )
+
+
+def _has(session: SparkSession, name: str) -> bool:
+    jvm: Any = session.sparkContext._jvm
+    path = jvm.org.apache.hadoop.fs.Path(name)
+    return bool(path.getFileSystem(session.sparkContext._jsc.hadoopConfiguration()).exists(path))

@@ -1,0 +1,151 @@
+"""Iceberg's Java objects for tables: their catalogs, their schemas, and the tables of transactions, to which Spark can write."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Final
+from uuid import uuid4
+from weakref import WeakKeyDictionary
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
+
+from spark_jobs.contract.sql_text import quoted
+from spark_jobs.errors import JobError
+from spark_jobs.tables.places import OWN_CATALOG, CatalogTable, Table, qualified
+
+_STAGED: Final = "tarantool_cdc_staged"
+_SETTING: Final = "spark.sql.catalog."
+_PACKAGE: Final = "org.apache.iceberg.spark."
+
+_KNOWN: Final[WeakKeyDictionary[SparkSession, set[str]]] = WeakKeyDictionary()
+"""The catalogs that this module has set up in each session."""
+
+
+def identifier(session: SparkSession, table: Table) -> str:
+    """Return the table's name in SQL."""
+    return ".".join(map(quoted, _parts(session, table)))
+
+
+def find(session: SparkSession, table: Table) -> Any:
+    """Return the table with its present metadata; None if there is none. Raises JobError if it isn't one of Iceberg's."""
+    catalog, *schema, name = _parts(session, table)
+    _check(catalog)
+    jvm: Any = session.sparkContext._jvm
+    known = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergCatalog(session._jsparkSession, catalog)
+    try:
+        return known.loadTable(_java_name(session, schema, name))
+    except (PySparkException, Py4JError) as error:
+        text = str(error)
+        # In a catalog without schemas Iceberg takes a missing table's name, such as `files`, for one of its tables of metadata.
+        if "NoSuchTableException" in text or "Cannot create table identifier without a table name" in text:
+            return None
+        if "NoSuchIcebergTableException" in text:
+            raise JobError(f"The table {table} isn't an Iceberg table. Choose another --table-template.") from error
+        raise
+
+
+def load(session: SparkSession, table: Table) -> Any:
+    """Return the table with its present metadata. Raises JobError if there is none."""
+    found = find(session, table)
+    if found is None:
+        raise JobError(
+            f"The table {table} is gone. Put it back where it was, or start from the beginning with an empty --checkpoint."
+        )
+    return found
+
+
+def made(
+    session: SparkSession, table: Table, schema: StructType, partition_by: Sequence[str], properties: Mapping[str, str]
+) -> Any:
+    """Return a transaction that creates a table; None if another writer has just created it."""
+    catalog, *parents, name = _parts(session, table)
+    jvm: Any = session.sparkContext._jvm
+    columns = java_schema(session, schema)
+    spec = jvm.org.apache.iceberg.PartitionSpec.builderFor(columns)
+    for column in partition_by:
+        spec = spec.identity(column)
+    known = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergCatalog(session._jsparkSession, catalog)
+    builder = known.buildTable(_java_name(session, parents, name), columns).withPartitionSpec(spec.build())
+    for key, value in properties.items():
+        builder = builder.withProperty(key, value)
+    try:
+        return builder.createTransaction()
+    except (PySparkException, Py4JError) as error:
+        if "AlreadyExistsException" in str(error):
+            return None
+        raise
+
+
+@contextmanager
+def staged(session: SparkSession, table: Any) -> Iterator[str]:
+    """Yield a name in SQL for a transaction's table. What Spark writes to it becomes part of the transaction."""
+    _know(session, _STAGED, {"": f"{_PACKAGE}SparkCachedTableCatalog"})
+    cache, key = _cache(session), uuid4().hex
+    cache.add(key, table)
+    try:
+        yield f"{_STAGED}.`{key}`"
+    finally:
+        cache.remove(key)
+
+
+def java_schema(session: SparkSession, schema: StructType) -> Any:
+    """Return Iceberg's schema for Spark's. All columns may be null, as in Delta."""
+    jvm: Any = session.sparkContext._jvm
+    found = session._jsparkSession.parseDataType(schema.json()).asNullable()
+    return jvm.org.apache.iceberg.spark.SparkSchemaUtil.convert(found)
+
+
+def columns_of(schema: Any) -> dict[str, Any]:
+    """Return the types of a schema's columns by their names, in order."""
+    return {str(field.name()): field.type() for field in schema.columns()}
+
+
+def _parts(session: SparkSession, table: Table) -> tuple[str, ...]:
+    """Return the names of the catalog, of the schemas in it, and of the table."""
+    if isinstance(table, CatalogTable):
+        return table.parts
+    parent, _, name = qualified(session, table).rstrip("/").rpartition("/")
+    catalog = f"tarantool_cdc_{hashlib.sha256(parent.encode()).hexdigest()[:12]}"
+    # Another process may change the tables, so nothing is cached.
+    _know(session, catalog, {"": f"{_PACKAGE}SparkCatalog", ".type": "hadoop", ".warehouse": parent, ".cache-enabled": "false"})
+    return catalog, name
+
+
+def _know(session: SparkSession, catalog: str, settings: Mapping[str, str]) -> None:
+    known = _KNOWN.setdefault(session, set())
+    if catalog not in known:
+        for name, value in settings.items():
+            session.conf.set(f"{_SETTING}{catalog}{name}", value)
+        known.add(catalog)
+
+
+def _check(catalog: str) -> None:
+    if catalog == OWN_CATALOG:
+        raise JobError(
+            "--table-format iceberg can't keep its tables in spark_catalog, which the jobs use for Delta. Name another catalog"
+            " with --catalog, configured with --spark-conf spark.sql.catalog.NAME=org.apache.iceberg.spark.SparkCatalog, or use"
+            " --path."
+        )
+
+
+def _java_name(session: SparkSession, schema: Sequence[str], name: str) -> Any:
+    jvm: Any = session.sparkContext._jvm
+    gateway: Any = session.sparkContext._gateway
+    levels = gateway.new_array(jvm.java.lang.String, len(schema))
+    for place, level in enumerate(schema):
+        levels[place] = level
+    return jvm.org.apache.iceberg.catalog.TableIdentifier.of(jvm.org.apache.iceberg.catalog.Namespace.of(levels), name)
+
+
+def _cache(session: SparkSession) -> Any:
+    # By reflection, as py4j takes this static method for the other one with the same name.
+    jvm: Any = session.sparkContext._jvm
+    gateway: Any = session.sparkContext._gateway
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    method = loader.loadClass(f"{_PACKAGE}SparkTableCache").getMethod("get", gateway.new_array(jvm.java.lang.Class, 0))
+    return method.invoke(None, gateway.new_array(jvm.java.lang.Object, 0))

@@ -1,0 +1,160 @@
+"""What the jobs need of a table format, the same for each one."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark_jobs.tables import delta, iceberg
+from spark_jobs.tables.format import Once, OvertakenError, TableFormat
+from spark_jobs.tables.places import Table, qualified
+
+pytestmark = pytest.mark.spark
+
+COLUMNS = "_key string, _seq bigint, part string"
+FORMATS = {"delta": delta, "iceberg": iceberg}
+
+
+@pytest.fixture(params=FORMATS)
+def known(request: pytest.FixtureRequest) -> TableFormat:
+    """The format."""
+    found: TableFormat = FORMATS[request.param]
+    return found
+
+
+@pytest.fixture
+def table(spark: SparkSession, tmp_path: Path) -> str:
+    """The path of a table that isn't there."""
+    return f"{qualified(spark, str(tmp_path))}/a~2fb.c"
+
+
+def rows(spark: SparkSession, *values: tuple[str, int, str]) -> DataFrame:
+    return spark.createDataFrame(list(values), COLUMNS)
+
+
+def stored(known: TableFormat, spark: SparkSession, table: Table, version: int | None = None) -> list[tuple[object, ...]]:
+    return sorted(tuple(row) for row in known.read(spark, table, version).collect())
+
+
+def numbers(known: TableFormat, spark: SparkSession, table: Table) -> dict[str, int]:
+    state = known.state(spark, table)
+    assert state is not None
+    return dict(state.transactions)
+
+
+def test_a_table_is_made_once(known: TableFormat, spark: SparkSession, table: str) -> None:
+    assert known.state(spark, table) is None
+    assert not known.exists(spark, table)
+    for properties in ({"tarantool_cdc.prefix": "it's"}, {"tarantool_cdc.prefix": "another"}):
+        known.create(spark, table, rows(spark).schema, properties, partition_by=["part"])
+    state = known.state(spark, table)
+    assert state is not None
+    assert known.exists(spark, table)
+    assert (state.columns, state.properties["tarantool_cdc.prefix"]) == (("_key", "_seq", "part"), "it's")
+    assert (dict(state.transactions), state.previous_version, stored(known, spark, table)) == ({}, None, [])
+    known.set_properties(spark, table, {"tarantool_cdc.prefix": "shop", "more": "${x}"})
+    changed = known.state(spark, table)
+    assert changed is not None
+    assert (changed.properties["tarantool_cdc.prefix"], changed.properties["more"]) == ("shop", "${x}")
+
+
+def test_each_batch_is_appended_once(known: TableFormat, spark: SparkSession, table: str) -> None:
+    first, second = rows(spark, ("1", 1, "x")), rows(spark, ("2", 2, "y"), ("3", 3, "y"))
+    for batch, frame in ((5, first), (5, first), (4, second), (6, second), (6, second)):
+        known.append_once(frame, table, partition_by=["part"], application="query", batch=batch)
+    known.append_once(rows(spark), table, partition_by=["part"], application="other", batch=1)
+    assert stored(known, spark, table) == [("1", 1, "x"), ("2", 2, "y"), ("3", 3, "y")]
+    assert numbers(known, spark, table) == {"query": 6, "other": 1}
+    more = rows(spark, ("4", 4, "z")).withColumn("new", F.struct(F.lit(1).alias("a.b"), F.lit("t").alias("c")))
+    known.append_once(more, table, partition_by=["part"], application="query", batch=7, gets_columns=True)
+    assert stored(known, spark, table)[-1] == ("4", 4, "z", (1, "t"))
+
+
+def test_who_is_overtaken_appends_nothing(known: TableFormat, spark: SparkSession, table: str) -> None:
+    """Between the check of a number and the commit, another writer claims the application: the write must not be there."""
+    claims: list[int] = []
+
+    known.append_once(rows(spark, ("1", 1, "x")), table, partition_by=(), application="lane", batch=1)
+
+    class Claiming:
+        """A frame during whose write another writer claims the lane."""
+
+        def __init__(self, frame: DataFrame) -> None:
+            self._frame = frame
+
+        def __getattr__(self, name: str) -> object:
+            if name in ("write", "writeTo") and not claims:
+                claims.append(1)
+                known.append_once(rows(spark), table, partition_by=(), application="lane", batch=100)
+            return getattr(self._frame, name)
+
+    late = Claiming(rows(spark, ("2", 2, "x")))
+    # Delta may find the claim before it writes: then it appends nothing without a word.
+    with contextlib.suppress(OvertakenError):
+        known.append_once(late, table, partition_by=(), application="lane", batch=2)  # type: ignore[arg-type]
+    assert claims
+    assert stored(known, spark, table) == [("1", 1, "x")]
+    assert numbers(known, spark, table) == {"lane": 100}
+
+
+def test_rows_columns_and_properties_are_replaced_together(known: TableFormat, spark: SparkSession, table: str) -> None:
+    known.create(spark, table, rows(spark).schema, {"tarantool_cdc.form": "1"})
+    known.append_once(rows(spark, ("1", 1, "x"), ("2", 2, "x")), table, partition_by=(), application="query", batch=0)
+    before = known.state(spark, table)
+    assert before is not None
+    wide = spark.createDataFrame([(7, "1", 3, "1.5")], "`a.b` bigint, _key string, _seq bigint, part2 string")
+    for frame in (wide, wide.where("false")):  # the second one comes too late
+        known.overwrite(frame, table, once=Once("merged", 3), properties={"tarantool_cdc.form": "2"})
+    after = known.state(spark, table)
+    assert after is not None
+    assert (after.columns, after.properties["tarantool_cdc.form"]) == (("a.b", "_key", "_seq", "part2"), "2")
+    assert dict(after.transactions) == {"query": 0, "merged": 3}
+    assert stored(known, spark, table) == [(7, "1", 3, "1.5")]
+    # The version before is as it was.
+    assert after.identity != before.identity
+    earlier = known.state(spark, table, before.version)
+    assert earlier is not None
+    assert (earlier.columns, earlier.properties["tarantool_cdc.form"]) == (("_key", "_seq", "part"), "1")
+    assert dict(earlier.transactions) == {"query": 0}
+    assert stored(known, spark, table, before.version) == [("1", 1, "x"), ("2", 2, "x")]
+    back, versions = after, []
+    while back.previous_version is not None and back.version != before.version:
+        found = known.state(spark, table, back.previous_version)
+        assert found is not None
+        back = found
+        versions.append(back.version)
+    assert before.version in versions
+    # Column types may change under a name, and the table may be the frame's source.
+    kept = known.read(spark, table).withColumn("part2", F.col("part2").cast("double"))
+    known.overwrite(kept, table)
+    assert stored(known, spark, table) == [(7, "1", 3, 1.5)]
+    assert numbers(known, spark, table) == {"query": 0, "merged": 3}
+
+
+def test_newest_rows_are_merged_once(known: TableFormat, spark: SparkSession, table: str) -> None:
+    known.append_once(rows(spark, ("1", 1, "x"), ("2", 2, "x")), table, partition_by=(), application="query", batch=0)
+    newer = rows(spark, ("1", 5, "y"), ("2", 1, "y"), ("4", 6, "x")).withColumn("_deleted", F.lit(False))
+    gone = rows(spark, ("2", 1, "x"), ("3", 5, "x"), ("4", 7, "x")).withColumn("_deleted", F.lit(True))
+    own = spark.newSession()
+    known.merge_rows(own, table, newer, Once("merged", 6))
+    assert stored(known, spark, table) == [("1", 5, "y"), ("2", 2, "x"), ("4", 6, "x")]
+    known.merge_rows(own, table, gone, Once("merged", 6))
+    known.merge_rows(own, table, gone, Once("merged", 7))
+    assert stored(known, spark, table) == [("1", 5, "y"), ("2", 2, "x")]
+    known.delete(spark, table, "_key = '2'")
+    assert stored(known, spark, table) == [("1", 5, "y")]
+    assert numbers(known, spark, table) == {"query": 0, "merged": 7}
+
+
+def test_versions_are_found_by_their_time(known: TableFormat, spark: SparkSession, table: str) -> None:
+    known.append_once(rows(spark, ("1", 1, "x")), table, partition_by=(), application="query", batch=3)
+    state = known.state(spark, table)
+    assert state is not None
+    assert known.state_at(spark, table, 1.0) is None
+    found = known.state_at(spark, table, 4e9)
+    assert found is not None
+    assert found.identity == state.identity
