@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cdc import __version__, config, log
+from cdc.config.fleet import Fleet, load, load_daemon
 from cdc.errors import CdcError
 from cdc.log.output import complain, finish, prepare, say
 from cdc.ops import signals
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     def add_configured(name: str, command: Callable[[argparse.Namespace], int], summary: str) -> argparse.ArgumentParser:
         sub = add(name, command, summary)
         sub.add_argument("--config", type=Path, required=True, metavar="FILE", help="the TOML file to use")
+        sub.add_argument("--shard", metavar="NAME", help="of a fleet's file: the shard whose daemon is meant")
         return sub
 
     def add_orders(sub: argparse.ArgumentParser) -> None:
@@ -79,6 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument(
         "--until-caught-up", action="store_true", help="stop once everything is published that the master had at connection"
     )
+    run.add_argument("--supervised", type=int, help=argparse.SUPPRESS)  # given by a fleet's process to those that it starts
     add_orders(run)
     add_configured("check", _check, "connect, authenticate, vote, compare positions, list what would be published")
     status = add_configured("status", _status, "show the running daemon's position, lag and upstream")
@@ -132,20 +135,42 @@ def _add_watch_arguments(watch: _CommandParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
+    fleet = _fleet(options)
+    if fleet is not None:
+        _log(next(iter(fleet.shards.values())))
+        from cdc.commands.run import run_fleet
+
+        run_fleet(fleet, options.config, until_caught_up=options.until_caught_up, **_orders(options))
+        return 0
     settings = _load_and_log(options)
     from cdc.commands.run import run
 
-    run(settings, until_caught_up=options.until_caught_up, **_orders(options))
+    run(settings, until_caught_up=options.until_caught_up, supervised=options.supervised, **_orders(options))
     return 0
+
+
+def _fleet(options: argparse.Namespace) -> Fleet | None:
+    """Return the fleet that a command is about; None if it is about one daemon."""
+    found = load(options.config) if options.shard is None else None
+    return found if isinstance(found, Fleet) else None
+
+
+def _daemon(options: argparse.Namespace) -> config.Config:
+    """Return the configuration of the daemon that a command is about. Raises ConfigurationError for a fleet without --shard."""
+    return load_daemon(options.config, options.shard)
 
 
 def _load_and_log(options: argparse.Namespace) -> config.Config:
     """Return the configuration; from now on stderr is the log."""
-    settings = config.load(options.config)
+    settings = _daemon(options)
+    _log(settings)
+    return settings
+
+
+def _log(settings: config.Config) -> None:
     log.configure(settings.log.format, settings.log.level)
     log.take_stderr()
     signals.prepare()
-    return settings
 
 
 def _orders(options: argparse.Namespace) -> dict[str, bool]:
@@ -153,17 +178,22 @@ def _orders(options: argparse.Namespace) -> dict[str, bool]:
 
 
 def _check(options: argparse.Namespace) -> int:
-    settings = config.load(options.config)
+    fleet = _fleet(options)
+    settings = _daemon(options) if fleet is None else next(iter(fleet.shards.values()))
     log.configure(settings.log.format, "warning")
-    from cdc.commands.check import check
+    from cdc.commands.check import check, check_fleet
 
-    return 0 if check(settings, say) else 1
+    return 0 if (check(settings, say) if fleet is None else check_fleet(fleet, say)) else 1
 
 
 def _status(options: argparse.Namespace) -> int:
-    from cdc.commands.status import status
+    from cdc.commands.status import fleet_status, status
 
-    status(config.load(options.config), say, as_json=options.json)
+    fleet = _fleet(options)
+    if fleet is not None:
+        fleet_status(fleet, say, as_json=options.json)
+    else:
+        status(_daemon(options), say, as_json=options.json)
     return 0
 
 
@@ -171,12 +201,12 @@ def _snapshot(options: argparse.Namespace) -> int:
     from cdc.commands.snapshot import snapshot
 
     action = options.action or "execute"
-    snapshot(config.load(options.config), action, options.spaces, say, where=options.where)
+    snapshot(_daemon(options), action, options.spaces, say, where=options.where)
     return 0
 
 
 def _verify(options: argparse.Namespace) -> int:
-    settings = config.load(options.config)
+    settings = _daemon(options)
     log.configure(settings.log.format, "warning")
     from cdc.commands.verify import verify
 
@@ -186,7 +216,7 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _unregister(options: argparse.Namespace) -> int:
-    settings = config.load(options.config)
+    settings = _daemon(options)
     log.configure(settings.log.format, "warning")
     from cdc.commands.unregister import unregister
 

@@ -17,16 +17,17 @@ from cdc.commands import check_start
 from cdc.commands.check_members import Say, choose_member, examine_member
 from cdc.commands.check_start import Finding
 from cdc.config import Config
+from cdc.config.fleet import Fleet
 from cdc.daemon import admission
 from cdc.daemon.admission import StateDirectoryLock
 from cdc.daemon.start import formats_of, options_of, supposed_before
 from cdc.errors import CdcError, ConfigurationError, Remedy
-from cdc.events import topics
 from cdc.events.routes import check_routes
 from cdc.events.row_route import check_rows
 from cdc.formats.names import check_names
 from cdc.kafka import checkpoint_topic, rights, topic_settings
 from cdc.kafka.clients import KafkaClients
+from cdc.kafka.names import names_of
 from cdc.kafka.topic_admin import cluster_id, list_topics
 from cdc.kafka.topic_settings import KEPT
 from cdc.positions.numbers import Numbers
@@ -57,7 +58,7 @@ def check(config: Config, say: Say) -> bool:
     if kafka.is_good:
         say(f"kafka: {config.kafka.bootstrap_servers} answers, {_progress(position)}")
         findings += check_start.of_kafka(config, stored, in_store.position if in_store is not None else None)
-        names = [topics.TopicNames(config.kafka.topic_prefix).control(control) for control in KEPT]
+        names = [names_of(config.kafka).control(control) for control in KEPT]
         admin = KafkaClients(config.name, config.kafka).admin()
         findings += check_start.of_cluster(config, stored, admin, cluster_id(admin, config.kafka.bootstrap_servers))
         settings = topic_settings.read(admin, [name for name in names if name in existing])
@@ -69,7 +70,7 @@ def check(config: Config, say: Say) -> bool:
     findings += check_start.of_lost_forms(config, stored, in_store)
     judged = _Check(say, "state.path")
     known = judged.attempt(lambda: _known(config, stored, in_store, witnesses), None) if kafka.is_good else None
-    is_first = checkpoint_topic.name_of(config.kafka.topic_prefix) not in keys
+    is_first = checkpoint_topic.name_of(config.kafka.control_prefix) not in keys
     found = [examine_member(config, member, stored, known, say, is_first=is_first) for member in config.source.members()]
     schema = next((member.contents.schema for member in found if member.contents is not None), None)
     if schema is not None:
@@ -98,6 +99,18 @@ def check(config: Config, say: Say) -> bool:
     else:
         say("the daemon runs" if check_start.runs_already(config, stored) else "run would start")
     return not count
+
+
+def check_fleet(fleet: Fleet, say: Say) -> bool:
+    """Report the findings about each shard's daemon. Return whether all could start, or are running."""
+    are_well = []
+    for name, config in fleet.shards.items():
+        say(f"shard {name}:")
+        are_well.append(check(config, lambda line: say(f"  {line}")))
+    bad = [name for name, is_well in zip(fleet.shards, are_well, strict=True) if not is_well]
+    outcome = f"failures in {', '.join(bad)}" if bad else f"no failure in {len(are_well)} shards"
+    say(f"the fleet {fleet.name}: {outcome}")
+    return not bad
 
 
 def _progress(position: Position | None) -> str:
@@ -148,7 +161,7 @@ def _read_checkpoint(config: Config) -> tuple[Checkpoint, dict[str, int], Witnes
     if lacking:
         raise rights.refusal(lacking, kafka)
     # Read before the checkpoint, which a running daemon moves: so they can't be ahead of it, unless it was thrown back.
-    kept = numbers_file.read(config.state.path, config.name, kafka.topic_prefix)
+    kept = numbers_file.read(config.state.path, config.name, kafka.control_prefix)
     is_exact = "at_least_once" not in (kafka.delivery, kept.delivery)
     newest = admission.newest_numbers(config) if is_exact else Numbers()
     stored = admission.read(config)
@@ -167,7 +180,7 @@ def _published(
     """
     options = options_of(config)
     is_published = options.space_filter()
-    names = topics.TopicNames(config.kafka.topic_prefix)
+    names = names_of(config.kafka)
     names.reserve(config.kafka.optional_topics)
     wanted = []
     with_topics = []

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cdc.config import Config, Member
+from cdc.config import Config
+from cdc.config.source import Member
 from cdc.daemon.start import rules
 from cdc.errors import CdcError, PositionError, Remedy, SilenceError, StateError
 from cdc.protocol.ballot import Ballot

@@ -26,12 +26,13 @@ from cdc.daemon.known_topics import created_again
 from cdc.daemon.start import formats_of, lost_forms_sentence, options_of
 from cdc.errors import CdcError, Remedy, StateError, StateLostError
 from cdc.events.columns import ColumnRules
-from cdc.events.topics import CHECKPOINT, DLQ, HEARTBEAT, SCHEMA, SIGNAL, SNAPSHOT, TRANSACTION, SpaceFilter, TopicNames
+from cdc.events.topics import CHECKPOINT, DLQ, HEARTBEAT, SCHEMA, SIGNAL, SNAPSHOT, TRANSACTION, SpaceFilter
 from cdc.formats.choice import new_envelope
 from cdc.formats.options import Registration
 from cdc.kafka import checkpoint_topic, topic_settings
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.foreign_topics import ForeignTopics
+from cdc.kafka.names import names_of
 from cdc.kafka.topic_admin import snapshot_remedy
 from cdc.kafka.topic_settings import Settings
 from cdc.ops import asking
@@ -76,11 +77,11 @@ def of_kafka(config: Config, stored: Checkpoint, store: Position | None = None) 
 
     Listens for a daemon of the name, unless it is known.
     """
-    foreign = list(_failure("kafka.topic_prefix", lambda: ownership.check(stored, config.kafka.topic_prefix, config.name)))
+    foreign = list(_failure("kafka.topic_prefix", lambda: ownership.check(stored, config.kafka.control_prefix, config.name)))
     yield from foreign
     if not foreign:  # else the events are the other daemon's, and so is their checkpoint
         yield from _failure(
-            checkpoint_topic.name_of(config.kafka.topic_prefix), lambda: admission.check_position(config, stored, store)
+            checkpoint_topic.name_of(config.kafka.control_prefix), lambda: admission.check_position(config, stored, store)
         )
     if runs_already(config, stored):
         yield Finding(
@@ -172,7 +173,7 @@ def of_joins(config: Config, ballots: Collection[Ballot]) -> Iterator[Finding]:
 
 def of_cluster(config: Config, stored: Checkpoint, admin: Admin, cluster: str | None) -> Iterator[Finding]:
     """Yield findings about what was exchanged since the daemon's last run: the cluster, which has this id now, or topics."""
-    kept = numbers_file.read(config.state.path, config.name, config.kafka.topic_prefix)
+    kept = numbers_file.read(config.state.path, config.name, config.kafka.control_prefix)
     warning = other_kafka(kept, cluster)
     if warning is not None:
         yield Finding("kafka.bootstrap_servers", warning, is_failure=False)
@@ -214,7 +215,7 @@ def _check_alone(config: Config, stored: Checkpoint) -> None:
 
 def of_settings(config: Config, settings: Mapping[str, Settings]) -> Iterator[Finding]:
     """Yield findings about control topics that lose needed records, given the known settings of topics."""
-    for expiry in topic_settings.expiries(config.kafka.topic_prefix, settings):
+    for expiry in topic_settings.expiries(names_of(config.kafka), settings):
         yield Finding(expiry.topic, expiry.sentence(config.kafka.bootstrap_servers), is_failure=False)
 
 
@@ -263,7 +264,7 @@ def of_lost_forms(config: Config, stored: Checkpoint, in_store: Checkpoint | Non
     """Yield a finding if the checkpoint topic has lost forms that the store has. As at a start, the checkpoint gets them back."""
     restored = stored.restore_forms(in_store) if in_store is not None else ()
     if restored:
-        topic = checkpoint_topic.name_of(config.kafka.topic_prefix)
+        topic = checkpoint_topic.name_of(config.kafka.control_prefix)
         yield Finding(topic, lost_forms_sentence(config, len(restored)), is_failure=False)
 
 
@@ -326,15 +327,15 @@ def of_foreign_topics(
     config: Config, spaces: Sequence[str], existing: Mapping[str, int], stored: Checkpoint
 ) -> Iterator[Finding]:
     """Yield findings about topics of the published spaces that belong to another producer, given the existing topics."""
-    clients, former = KafkaClients(config.name, config.kafka), spaces_by_topic(stored, config.kafka.topic_prefix)
-    foreign = ForeignTopics(config.kafka.topic_prefix, clients, config.kafka.optional_topics)
+    clients, former = KafkaClients(config.name, config.kafka), spaces_by_topic(stored, names_of(config.kafka))
+    foreign = ForeignTopics(config.kafka, clients)
     admin = clients.admin()
     yield from _failure("kafka.topic_prefix", lambda: foreign.check(admin, spaces, existing, former))
 
 
 def of_missing_topics(config: Config, spaces: Sequence[str], existing: Collection[str]) -> Iterator[Finding]:
     """Yield findings about topics that nobody creates, given the topics of the published spaces and the existing topics."""
-    kafka, names = config.kafka, TopicNames(config.kafka.topic_prefix)
+    kafka, names = config.kafka, names_of(config.kafka)
     wanted = [CHECKPOINT, SCHEMA, SNAPSHOT]
     wanted += [TRANSACTION] if kafka.transaction_topic != "none" else []
     wanted += [HEARTBEAT] if kafka.heartbeat_interval_ms else []
@@ -351,7 +352,7 @@ def of_missing_topics(config: Config, spaces: Sequence[str], existing: Collectio
 
 def of_signal_topic(config: Config, existing: Mapping[str, int]) -> Iterator[Finding]:
     """Yield a finding if signals could be in a partition that the daemon doesn't read, given the topics' partitions."""
-    topic = TopicNames(config.kafka.topic_prefix).control(SIGNAL)
+    topic = names_of(config.kafka).control(SIGNAL)
     count = existing.get(topic, 0)
     if config.kafka.signal_topic and count > 1:
         yield Finding(
@@ -363,8 +364,7 @@ def of_signal_topic(config: Config, existing: Mapping[str, int]) -> Iterator[Fin
 
 def of_deleted_topics(config: Config, spaces: Sequence[str], existing: Collection[str], stored: Checkpoint) -> Iterator[Finding]:
     """Yield findings about deleted topics of this daemon, given the topics of the published spaces and the existing topics."""
-    prefix = config.kafka.topic_prefix
-    former = spaces_by_topic(stored, prefix)
+    former = spaces_by_topic(stored, names_of(config.kafka))
     for topic in spaces:
         if topic in former and topic not in existing:
             # A running daemon creates the topic with the first row that it writes there, and `snapshot` makes it write all rows.
@@ -374,7 +374,7 @@ def of_deleted_topics(config: Config, spaces: Sequence[str], existing: Collectio
                 f"it was deleted, and what was published there is gone. {when}, {snapshot_remedy(former[topic])}",
                 is_failure=False,
             )
-    schema = TopicNames(prefix).control(SCHEMA)
+    schema = names_of(config.kafka).control(SCHEMA)
     if former and schema not in existing and config.kafka.create_topics:
         yield Finding(
             schema,

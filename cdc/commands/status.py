@@ -7,6 +7,8 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from cdc.config import Config
+from cdc.config.fleet import Fleet
+from cdc.errors import RequestError
 from cdc.ops.asking import ask, tap_status
 from cdc.positions.vclock import VClock
 
@@ -22,6 +24,33 @@ def status(config: Config, say: Callable[[str], object], *, as_json: bool) -> No
         say(json.dumps({**found, "tap": tap} if tap is not None else found, indent=1))
     else:
         say("\n".join([readable(found), *(readable_tap(tap) if tap is not None else [])]))
+
+
+def fleet_status(fleet: Fleet, say: Callable[[str], object], *, as_json: bool) -> None:
+    """Ask a fleet's process, and print the status of all its daemons. Raises as `status`."""
+    found = ask(fleet.name, next(iter(fleet.shards.values())).http.address, "/status")
+    if "shards" not in found:
+        raise RequestError(
+            f"a daemon {fleet.name!r} answers at http.listen, not the process of a fleet",
+            "Stop it, or give the fleet another name.",
+        )
+    say(json.dumps(found, indent=1) if as_json else readable_fleet(found))
+
+
+def readable_fleet(found: dict[str, Any]) -> str:
+    """Return a fleet's /status as text for people: a paragraph for each shard."""
+    parts = [f"{'fleet':<12} {found['name']}, {found['topics'].replace('_', ' ')} topics, {len(found['shards'])} shards"]
+    for shard, state in found["shards"].items():
+        process = state["process"] + (f" (process {state['process_id']})" if state["process_id"] is not None else "")
+        if state["restarts"]:
+            process += f", started again {state['restarts']} times"
+        if state["error"] and state["process"] != "running":
+            process += f": {state['error']}"
+        lines = [f"{'shard':<12} {shard}", f"{'process':<12} {process}"]
+        if state["status"] is not None:
+            lines.append(readable(state["status"]))
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
 
 
 def readable(status: dict[str, Any]) -> str:

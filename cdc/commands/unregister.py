@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from uuid import UUID
 
-from cdc.config import Config, Member
+from cdc.config import Config
+from cdc.config.source import Member
 from cdc.errors import CdcError, ConfigurationError, RequestError, ServerError
 from cdc.positions.vclock import VClock
 from cdc.protocol.constants import ErrorCode

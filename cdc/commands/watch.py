@@ -30,12 +30,12 @@ from cdc.config import (
     KafkaSection,
     LogSection,
     SnapshotSection,
-    SourceSection,
     SpacesSection,
     StateSection,
 )
 from cdc.config.formats import FormatSection
 from cdc.config.member_uri import parts_of_uri
+from cdc.config.source import SourceSection
 from cdc.config.tap import TapSection
 from cdc.daemon.backoff import jittered
 from cdc.daemon.beginning import Beginning, Goal, Observations, RunContext

@@ -12,6 +12,8 @@ from cdc.config.section import Pattern, Section
 
 _PLACE: Final = re.compile(r"\{([^{}]*)\}")
 _SPACE: Final = "space"
+SHARD: Final = "shard"
+"""In a fleet's file (cdc.config.fleet)."""
 
 
 def _template(text: str) -> str:
@@ -25,7 +27,7 @@ def _template(text: str) -> str:
 
 def _only_space(text: str) -> str:
     for place in _PLACE.findall(text):
-        if place != _SPACE:
+        if place not in (_SPACE, SHARD):
             raise ValueError(f"{text!r} may have {{space}} only: {{{place}}} needs the pattern of a rule")
     return text
 
@@ -54,7 +56,7 @@ class RoutingRuleSection(Section):
             raise ValueError(f"the rule for spaces = {self.spaces!r} has no effect: give topic, where or partition_by")
         count = re.compile(self.spaces).groups
         for place in _PLACE.findall(self.topic or ""):
-            if place != _SPACE and not (place.isdecimal() and 0 < int(place) <= count):
+            if place not in (_SPACE, SHARD) and not (place.isdecimal() and 0 < int(place) <= count):
                 raise ValueError(
                     f"topic = {self.topic!r}: {{{place}}} must be {{space}}, or the number of one of the {count} groups of "
                     f"{self.spaces!r}"
@@ -77,6 +79,12 @@ class RoutingSection(Section):
         """Whether several spaces may have the same topic."""
         templates = [self.topic, *(rule.topic for rule in self.rules if rule.topic is not None)]
         return any(f"{{{_SPACE}}}" not in template for template in templates)
+
+    def check_places(self) -> None:
+        """Raise ValueError if a topic has a place that only a fleet's file fills in."""
+        for template in (self.topic, *(rule.topic or "" for rule in self.rules)):
+            if f"{{{SHARD}}}" in template:
+                raise ValueError(f"{template!r} may have {{shard}} only in the file of a fleet (fleet.shards)")
 
     def check_format(self, chosen: FormatSection) -> None:
         """Raise ValueError if events in this format wouldn't say whose they are on a topic of several spaces."""

@@ -88,7 +88,7 @@ def read(config: Config, report_delay: Callable[[str], None] = lambda _: None) -
     While Kafka doesn't answer, `report_delay` is called with the reason, before the time limit. Raises ConnectionLostError or
     ConfigurationError.
     """
-    kafka, topic = config.kafka, checkpoint_topic.name_of(config.kafka.topic_prefix)
+    kafka, topic = config.kafka, checkpoint_topic.name_of(config.kafka.control_prefix)
     clients = KafkaClients(config.name, kafka)
     count = list_topics(clients.admin(), kafka.bootstrap_servers, report_delay).get(topic)
     if count is None:
@@ -122,7 +122,7 @@ def release_prefix(config: Config, stored: Checkpoint, is_stopping: Stopping) ->
                 "Stop that one first.",
             )
     # A frozen owner must not continue publishing when it wakes up. If it is of an older version, its id is its name alone.
-    for transactional_id in sorted({owner, ownership.transactional_id(owner, config.kafka.topic_prefix)}):
+    for transactional_id in sorted({owner, ownership.transactional_id(owner, config.kafka.control_prefix)}):
         try:
             _fence(config, transactional_id)
         except KafkaException as error:
@@ -141,7 +141,7 @@ def fence_former_version(config: Config, stored: Checkpoint) -> None:
     killed one left open. Happens once: the checkpoint says from then on that the writer has the present id. A daemon of the
     same name and another prefix may have the former id, too; it claims that id again and resumes. Raises ConnectionLostError.
     """
-    former = ownership.former_id(stored, config.name, config.kafka.topic_prefix)
+    former = ownership.former_id(stored, config.name, config.kafka.control_prefix)
     if former is None:
         return
     log = structlog.get_logger()
@@ -209,10 +209,10 @@ def check_position(config: Config, stored: Checkpoint, store: Position | None = 
     if stored.position is not None:
         return
     kafka = config.kafka
-    kept = numbers_file.read(config.state.path, config.name, kafka.topic_prefix)
+    kept = numbers_file.read(config.state.path, config.name, kafka.control_prefix)
     witnesses = Witnesses(store, kept, topics=newest_numbers(config))
     seq, is_in_topics = witnesses.given(None).seq, witnesses.topics.seq
-    topic = checkpoint_topic.name_of(kafka.topic_prefix)
+    topic = checkpoint_topic.name_of(kafka.control_prefix)
     again = f"start once with --rebuild-state: all rows are published again, as `r`, with seqs from {seq + 1} on."
     if is_in_topics:
         raise CheckpointLostError(
@@ -248,7 +248,7 @@ def check_store_prefix(config: Config) -> None:
     It would be emptied, as nothing that it has was published under this prefix. The daemon of the other prefix may have the same
     name, for example production beside staging, and still need it.
     """
-    path, prefix = store_path(config), config.kafka.topic_prefix
+    path, prefix = store_path(config), config.kafka.control_prefix
     former = StateDirectoryLock.prefix_of(path)
     if config.state.images == "full" and former is not None and former != prefix and is_there(path):
         raise StateError(
@@ -267,7 +267,7 @@ class StateDirectoryLock:
     def __init__(self, config: Config) -> None:
         """Lock the directory, unless the state store has locked it already. Raises StateError if another process holds it."""
         self._lock: DirectoryLock | None = None
-        self._prefix = config.kafka.topic_prefix
+        self._prefix = config.kafka.control_prefix
         self._path: Path | None = store_path(config)
         if config.state.images == "full":
             return
@@ -390,7 +390,7 @@ def listener_conflict_error(config: Config) -> CdcError | None:
 
 def _listen_for(config: Config, name: str, is_stopping: Stopping) -> Sign | None:
     """Listen for the daemon of this name, and return its sign of life; None if it gives none."""
-    topic = checkpoint_topic.name_of(config.kafka.topic_prefix)
+    topic = checkpoint_topic.name_of(config.kafka.control_prefix)
     return listen(KafkaClients(config.name, config.kafka), topic, name, is_stopping)
 
 

@@ -35,7 +35,7 @@ class GivenNumbers:
     def __init__(self, config: Config) -> None:
         """Read the file."""
         self._config = config
-        self.file = NumbersFile(config.state.path, config.name, config.kafka.topic_prefix)
+        self.file = NumbersFile(config.state.path, config.name, config.kafka.control_prefix)
         self._topics: Numbers | None = None
         self.witnesses = Witnesses(kept=self.file.kept)
         """What remembers given numbers besides the checkpoint and the store, as of the last reading of the checkpoint."""

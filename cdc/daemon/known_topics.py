@@ -12,6 +12,7 @@ import structlog
 
 from cdc.config import Config
 from cdc.kafka.clients import Admin
+from cdc.kafka.names import names_of
 from cdc.kafka.topic_admin import snapshot_remedy
 from cdc.kafka.topic_ids import topic_ids
 from cdc.store import topics_file
@@ -21,7 +22,7 @@ from cdc.stream.commits.former_topics import spaces_by_topic
 
 def created_again(config: Config, stored: Checkpoint, admin: Admin, cluster: str | None) -> Iterator[tuple[str, str]]:
     """Yield the topics that have another id than in the last run with this cluster, each with a sentence."""
-    spaces = spaces_by_topic(stored, config.kafka.topic_prefix)
+    spaces = spaces_by_topic(stored, names_of(config.kafka))
     former = topics_file.read(config.state.path, cluster)
     for topic, id_ in topic_ids(admin, [topic for topic in spaces if topic in former]).items():
         if id_ != former[topic]:
@@ -40,4 +41,4 @@ def report(config: Config, stored: Checkpoint, admin: Admin, cluster: str | None
 
 def remember(config: Config, stored: Checkpoint, admin: Admin, cluster: str | None) -> None:
     """Keep the ids of all topics of published spaces for the next run."""
-    topics_file.write(config.state.path, cluster, topic_ids(admin, spaces_by_topic(stored, config.kafka.topic_prefix)))
+    topics_file.write(config.state.path, cluster, topic_ids(admin, spaces_by_topic(stored, names_of(config.kafka))))

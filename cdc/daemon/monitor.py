@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 import structlog
 
-from cdc.config import Member, SourceSection
+from cdc.config.source import Member, SourceSection
 from cdc.config.timeouts import Timeouts
 from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, Remedy
 from cdc.ops.status import Status

@@ -27,6 +27,8 @@ def options_of(config: Config) -> PipelineOptions:
     """Return the configuration's options for events."""
     return PipelineOptions(
         prefix=config.kafka.topic_prefix,
+        control_prefix=config.kafka.control_prefix,
+        shards=config.kafka.shard.co_writers if config.kafka.shard is not None else (),
         include=list(config.spaces.include),
         exclude=list(config.spaces.exclude),
         has_source_images=config.state.images == "source",
@@ -58,6 +60,7 @@ def formats_of(config: Config, schema_ids: SchemaIds | None = None) -> FormatOpt
         section.source,
         section.envelope,
         section.registry.subject,
+        shard=config.kafka.shard.name if config.kafka.shard is not None else "",
     )
     return found if schema_ids is None else replace(found, schema_ids=schema_ids)
 
@@ -106,7 +109,7 @@ def _weighed(known: Known, witnesses: Witnesses | None) -> Known:
 
 def lost_forms_sentence(config: Config, count: int) -> str:
     """Return a warning about forms that the checkpoint topic has lost, and the state store has."""
-    topic = checkpoint_topic.name_of(config.kafka.topic_prefix)
+    topic = checkpoint_topic.name_of(config.kafka.control_prefix)
     return (
         f"the topic {topic} has lost the forms of {count} space{'s' if count > 1 else ''}, which are taken from the state store: "
         "its cleanup.policy must be compact, and its records must not be deleted. The daemon writes the forms again with the "

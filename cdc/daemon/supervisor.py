@@ -248,7 +248,7 @@ class Daemon:
         tell = self._log.debug if self._waited_for is not None else self._log.info
         stored = admission.read(config, lambda reason: tell("kafka doesn't answer yet", reason=reason))
         if not options.take_prefix:
-            ownership.check(stored, config.kafka.topic_prefix, config.name)
+            ownership.check(stored, config.kafka.control_prefix, config.name)
         if not options.rebuild_state:
             if not options.take_prefix:
                 admission.check_position(config, stored, self._writer.position if self._writer is not None else None)
@@ -443,7 +443,7 @@ class Daemon:
             raise
         if self._life is None:
             clients = KafkaClients(self._config.name, self._config.kafka)
-            topic = checkpoint_topic.name_of(self._config.kafka.topic_prefix)
+            topic = checkpoint_topic.name_of(self._config.kafka.control_prefix)
             self._life = SignOfLife(clients, topic, self._config.name, self._writer_id)
             self._life.start()
         position = self._checkpoint.position

@@ -246,14 +246,15 @@ class SpaceEvents:
 class Envelope:
     """The pieces of the envelope that the daemon determines. Classes for other formats than JSON derive from this one."""
 
-    def __init__(self, version: str, prefix: str, keys: KeyPieces | None = None) -> None:
-        """`keys` is given if keys have another format than values."""
+    def __init__(self, version: str, prefix: str, keys: KeyPieces | None = None, shard: str = "") -> None:
+        """`keys` is given if keys have another format than values, `shard` if the daemon is one of a fleet's."""
         self._prefix = prefix
         self._keys = keys
         self.columns: ColumnRules = NO_COLUMN_RULES
         """Rules that say which fields of rows are published, and which are masked."""
         # Ends before the time, the first variable field.
-        self.source = b',"source":{"version":%b,"connector":"tarantool","name":%b,' % (encode(version), encode(prefix))
+        whose = encode(prefix) + (b',"shard":%b' % encode(shard) if shard else b"")
+        self.source = b',"source":{"version":%b,"connector":"tarantool","name":%b,' % (encode(version), whose)
 
     @property
     def compiled_source(self) -> tuple[bytes, bool]:

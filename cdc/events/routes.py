@@ -53,8 +53,10 @@ class _CompiledRule:
 class Routes:
     """All rules. `topic` is the template for spaces to which no rule with a topic applies."""
 
-    def __init__(self, topic: str = SPACE, rules: Sequence[RoutingRule] = ()) -> None:
+    def __init__(self, topic: str = SPACE, rules: Sequence[RoutingRule] = (), own_topic: str = "") -> None:
+        """`own_topic` is the template for spaces whose names begin with `_`, if they aren't among others' on the same topics."""
         self._topic = topic
+        self._own_topic = own_topic
         self._rules = [_CompiledRule(rule, number) for number, rule in enumerate(rules, 1)]
 
     def of(self, name: str) -> Routing:
@@ -62,9 +64,12 @@ class Routes:
         for rule in self._rules:
             found = rule.match(name)
             if found is not None:
-                topic = self._topic if rule.topic is None else _filled(rule.topic, found)
+                topic = self._default(name) if rule.topic is None else _filled(rule.topic, found)
                 return replace(_routing(topic, name), where=rule.where, partition_by=rule.partition_by)
-        return _routing(self._topic, name)
+        return _routing(self._default(name), name)
+
+    def _default(self, name: str) -> str:
+        return self._own_topic if self._own_topic and name.startswith("_") else self._topic
 
     def of_past(self, name: str) -> Routing:
         """Return the same for rows that only change the images, as their events are published.

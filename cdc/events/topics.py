@@ -28,6 +28,9 @@ CONTROL: Final = frozenset({TRANSACTION, SCHEMA, SNAPSHOT, CHECKPOINT, HEARTBEAT
 OPTIONAL: Final = frozenset({SIGNAL, NOTIFICATION})
 """Names of control topics that only some daemons have. Of the others, spaces may have these names."""
 
+BUCKETS: Final = "buckets"
+"""Name that no space may have whose topic several shards write: it is the fleet's."""
+
 _NAME_MAX: Final = 249
 _FOREIGN: Final = re.compile(r"[^A-Za-z0-9._-]")
 _OTHER_TOPIC: Final = (
@@ -58,9 +61,16 @@ class _Taken(NamedTuple):
 class TopicNames:
     """Assignment of topics to spaces, which gives two spaces the same topic only if rules say so."""
 
-    def __init__(self, prefix: str) -> None:
-        self._prefix = prefix
-        self._reserved = CONTROL
+    def __init__(self, prefix: str, control_prefix: str = "", shards: Collection[str] = ()) -> None:
+        """`control_prefix` is given if the control topics have another prefix than the spaces' topics, which several daemons
+        write then: those of the `shards`."""
+        self.prefix = prefix
+        self.control_prefix = control_prefix or prefix
+        # Names behind the prefix that are control topics of the shards', or of all of them.
+        self._of_shards = frozenset(f"{shard}.{name}" for shard in shards for name in CONTROL | OPTIONAL)
+        if shards:
+            self._of_shards |= {BUCKETS}
+        self._reserved = CONTROL | self._of_shards
         self.are_past = False
         """Whether events are of the past. They aren't published, and no topic is taken: others may have it now."""
         # By name, without the difference that Kafka doesn't make.
@@ -68,16 +78,16 @@ class TopicNames:
 
     def reserve(self, optional: Collection[str]) -> None:
         """Give these names, which are in OPTIONAL, to no space."""
-        self._reserved = CONTROL | frozenset(optional)
+        self._reserved = CONTROL | self._of_shards | frozenset(optional)
 
     def control(self, name: str) -> str:
         """Return the control topic `<prefix>.<name>`; `name` must be in CONTROL or OPTIONAL."""
         assert name in CONTROL or name in OPTIONAL
-        return f"{self._prefix}.{name}"
+        return f"{self.control_prefix}.{name}"
 
     def unchecked(self, name: str, routing: Routing) -> str:
         """Return the topic of a space without taking it, as for events of the past."""
-        return f"{self._prefix}.{routed_suffix(name, routing)}"
+        return f"{self.prefix}.{routed_suffix(name, routing)}"
 
     def are_apart(self, one: SpaceForm, other: SpaceForm) -> bool:
         """Return whether the events of two forms of a space go to different topics, or name it differently there."""
@@ -89,7 +99,7 @@ class TopicNames:
         if self.are_past:
             return topic
         is_shared = bool(routing.shared_as)
-        suffix = topic.removeprefix(f"{self._prefix}.")
+        suffix = topic.removeprefix(f"{self.prefix}.")
         if suffix in self._reserved:
             raise ConfigurationError(
                 f"space {name!r} ({space_id}) would share {topic!r}, a control topic of this daemon", _OTHER_TOPIC

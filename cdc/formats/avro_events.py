@@ -63,6 +63,11 @@ def key_pieces(prefix: str, options: FormatOptions) -> KeyPieces:
     return of_form
 
 
+def shard_of(options: FormatOptions) -> bytes:
+    """Return the source's field `shard`, which only a fleet's events have."""
+    return string(options.shard) if options.shard else b""
+
+
 class AvroEnvelope(Envelope):
     """Events in Avro."""
 
@@ -73,9 +78,9 @@ class AvroEnvelope(Envelope):
         keys: KeyPieces | None,
         options: FormatOptions,
     ) -> None:
-        super().__init__(version, prefix, keys)
+        super().__init__(version, prefix, keys, options.shard)
         self._options = options
-        self._avro_source = string(version) + string("tarantool") + string(prefix)
+        self._avro_source = string(version) + string("tarantool") + string(prefix) + shard_of(options)
 
     def _value_pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:
         check_fields(form)

@@ -41,7 +41,7 @@ def new_envelope(version: str, prefix: str, options: FormatOptions) -> Envelope:
     keys = _key_pieces(prefix, options)
     shape = "flat" if options.envelope == "flat" else options.source
     if options.value == "json":
-        return _IN_JSON[shape](version, prefix, keys)
+        return _IN_JSON[shape](version, prefix, keys, options.shard)
     return _ENVELOPES[options.value, shape](version, prefix, keys, options)
 
 

@@ -117,7 +117,7 @@ class ConnectEnvelope(Envelope):
     """Events with a schema block."""
 
     def __init__(self, version: str, prefix: str, keys: KeyPieces | None, options: FormatOptions) -> None:
-        super().__init__(version, prefix, keys)
+        super().__init__(version, prefix, keys, options.shard)
         self._options = options
 
     _end: bytes = b"}"

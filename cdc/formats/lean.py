@@ -11,11 +11,11 @@ from collections.abc import Mapping
 
 from cdc.events.envelope import SEQ, Envelope, KeyPieces, SharedPieces, SpaceEvents
 from cdc.events.json_values import encode
-from cdc.formats.avro_events import AvroEnvelope
+from cdc.formats.avro_events import AvroEnvelope, shard_of
 from cdc.formats.avro_values import NULL, PRESENT, long, string
 from cdc.formats.connect_events import ConnectEnvelope, RegisteredJsonEnvelope
 from cdc.formats.options import FormatOptions
-from cdc.formats.proto_events import ProtoEnvelope, lean_time, source_field, source_until_seq
+from cdc.formats.proto_events import ProtoEnvelope, lean_time, shard_field, source_field, source_until_seq
 from cdc.formats.proto_values import fixed64
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import SpaceForm
@@ -47,9 +47,10 @@ class _Lean(Envelope):
 class LeanEnvelope(_Lean):
     """Events in JSON."""
 
-    def __init__(self, version: str, prefix: str, keys: KeyPieces | None = None) -> None:
-        super().__init__(version, prefix, keys)
-        self._lean_source = b',"source":{"name":%b,"ts_ms":' % encode(prefix)
+    def __init__(self, version: str, prefix: str, keys: KeyPieces | None = None, shard: str = "") -> None:
+        super().__init__(version, prefix, keys, shard)
+        whose = encode(prefix) + (b',"shard":%b' % encode(shard) if shard else b"")
+        self._lean_source = b',"source":{"name":%b,"ts_ms":' % whose
 
     @property
     def compiled_source(self) -> tuple[bytes, bool]:
@@ -99,7 +100,7 @@ class LeanAvroEnvelope(_Lean, AvroEnvelope):
 
     def __init__(self, version: str, prefix: str, keys: KeyPieces | None, options: FormatOptions) -> None:
         super().__init__(version, prefix, keys, options)
-        self._lean_source = string("tarantool") + string(prefix)
+        self._lean_source = string("tarantool") + string(prefix) + shard_of(options)
 
     @property
     def compiled_source(self) -> tuple[bytes, bool]:
@@ -130,7 +131,7 @@ class LeanProtoEnvelope(_Lean, ProtoEnvelope):
 
     def __init__(self, version: str, prefix: str, keys: KeyPieces | None, options: FormatOptions) -> None:
         super().__init__(version, prefix, keys, options)
-        self._lean_source = source_field("name", prefix)
+        self._lean_source = source_field("name", prefix) + shard_field(options)
 
     @staticmethod
     def _source_pieces(form: SpaceForm, server_uuid: str, version: bytes) -> tuple[bytes, bytes]:  # noqa: ARG004

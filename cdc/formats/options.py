@@ -45,6 +45,8 @@ class FormatOptions:
     envelope: EnvelopeForm = "debezium"
     subject: SubjectStrategy = "topic"
     schema_ids: SchemaIds = _no_registry
+    shard: str = ""
+    """The fleet's name of the replica set that the events are from, for their source; empty outside of fleets."""
 
     @property
     def is_compiled(self) -> bool:

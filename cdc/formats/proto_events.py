@@ -24,8 +24,9 @@ from cdc.schema.forms import SpaceForm
 FIRST_MESSAGE: Final = b"\x00"
 SEQ_BYTES: Final = 8
 _OF_ENVELOPE: Final = {name: tag(number, VARINT if name.startswith("ts_") else BYTES) for name, number in ENVELOPE.items()}
+_SERVER: Final = ("server_uuid", "server_version")
 _TEXTS: Final = frozenset(
-    {"version", "connector", "name", "snapshot", "db", "sequence", "table", "server_uuid", "server_version", "snapshot_id"}
+    ("version", "connector", "name", "shard", "snapshot", "db", "sequence", "table", *_SERVER, "snapshot_id"),
 )
 _OF_SOURCE: Final = {
     name: tag(number, FIXED64 if name == "seq" else BYTES if name in _TEXTS else VARINT) for name, number in SOURCE.items()
@@ -35,6 +36,11 @@ _OF_SOURCE: Final = {
 def source_field(name: str, value: str | int) -> bytes:
     """Return a field of the source."""
     return _OF_SOURCE[name] + (text(value) if isinstance(value, str) else varint(value))
+
+
+def shard_field(options: FormatOptions) -> bytes:
+    """Return the source's field `shard`, which only a fleet's events have."""
+    return source_field("shard", options.shard) if options.shard else b""
 
 
 def assemble(columns: Sequence[Column]) -> rows.Assemble:
@@ -65,11 +71,10 @@ class ProtoEnvelope(Envelope):
     """Events in Protobuf."""
 
     def __init__(self, version: str, prefix: str, keys: KeyPieces | None, options: FormatOptions) -> None:
-        super().__init__(version, prefix, keys)
+        super().__init__(version, prefix, keys, options.shard)
         self._options = options
-        self._proto_source = b"".join(
-            (source_field("version", version), source_field("connector", "tarantool"), source_field("name", prefix))
-        )
+        name = source_field("name", prefix) + shard_field(options)
+        self._proto_source = source_field("version", version) + source_field("connector", "tarantool") + name
 
     def _value_pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:
         check_fields(form)

@@ -25,7 +25,7 @@ _VARINT_BITS_MAX: Final = 70
 
 
 def source_of(value: bytes) -> dict[str, Any] | None:
-    """Return the fields `name`, `seq`, `schema_version` and `snapshot_id` of an event's source, and possibly others.
+    """Return the fields `name`, `shard`, `seq`, `schema_version` and `snapshot_id` of an event's source, and possibly others.
 
     A flat event has only `seq`. None if the value isn't an event.
     """
@@ -56,8 +56,9 @@ def _proto_source(value: bytes) -> dict[str, Any] | None:
         found = _proto_fields(fields[ENVELOPE["source"]])
         source: dict[str, Any] = {"name": found[SOURCE["name"]].decode(), "seq": int.from_bytes(found[SOURCE["seq"]], "little")}
         source["schema_version"] = int.from_bytes(found[SOURCE["schema_version"]], "little")
-        if SOURCE["snapshot_id"] in found:
-            source["snapshot_id"] = found[SOURCE["snapshot_id"]].decode()
+        for name in ("snapshot_id", "shard"):
+            if SOURCE[name] in found:
+                source[name] = found[SOURCE[name]].decode()
     except (IndexError, ValueError, KeyError):
         return None
     return source
@@ -92,9 +93,10 @@ def _flat_avro_source(value: bytes) -> dict[str, Any] | None:
 def _avro_source(value: bytes) -> dict[str, Any] | None:
     at = len(value)
     while (at := value.rfind(_CONNECTOR, _HEADER_BYTES, at)) >= 0:
-        for read in (_Reader.rest, _Reader.lean_rest):
+        for read, has_shard in _SOURCES:
             try:
-                return read(_Reader(value, at + len(_CONNECTOR)))
+                reader = _Reader(value, at + len(_CONNECTOR))
+                return read(reader, reader.whose(has_shard=has_shard))
             except (IndexError, ValueError):
                 continue
     return None
@@ -107,9 +109,12 @@ class _Reader:
         self._data = data
         self._at = at
 
-    def rest(self) -> dict[str, Any]:
-        """Return the source."""
-        source: dict[str, Any] = {"name": self._string()}
+    def whose(self, *, has_shard: bool) -> dict[str, Any]:
+        """Return the fields with which the source begins. No name of a shard can be read as a time, nor the other way round."""
+        return {name: self._string() for name in (("name", "shard") if has_shard else ("name",))}
+
+    def rest(self, source: dict[str, Any]) -> dict[str, Any]:
+        """Return the source, given what it begins with."""
         self._long()
         self._optional_long()
         self._optional_long()
@@ -137,9 +142,8 @@ class _Reader:
         self._end()
         return source
 
-    def lean_rest(self) -> dict[str, Any]:
+    def lean_rest(self, source: dict[str, Any]) -> dict[str, Any]:
         """Do as `rest`, for a lean source."""
-        source: dict[str, Any] = {"name": self._string()}
         self._long()
         self._string()  # table
         self._optional_long()
@@ -221,3 +225,7 @@ class _Reader:
                 self._long()
         if count:
             raise ValueError("not a map as the daemon writes it")
+
+
+_SOURCES: Final = [(read, has_shard) for has_shard in (False, True) for read in (_Reader.rest, _Reader.lean_rest)]
+"""The forms of a source: the function that reads it, and whether the name of a shard follows that of the prefix."""

@@ -193,5 +193,14 @@ def envelope(name: str, value: Struct, options: FormatOptions, *, has_images: bo
 
 def _after_rows(options: FormatOptions) -> tuple[StructField, ...]:
     if options.source == "lean":
-        return StructField("source", LEAN_AVRO_SOURCE if options.value == "avro" else LEAN_SOURCE), _TIMES[0]
-    return StructField("source", SOURCE), StructField("transaction", BLOCK, is_optional=True), *_TIMES
+        lean = LEAN_AVRO_SOURCE if options.value == "avro" else LEAN_SOURCE
+        return StructField("source", _with_shard(lean, options)), _TIMES[0]
+    return StructField("source", _with_shard(SOURCE, options)), StructField("transaction", BLOCK, is_optional=True), *_TIMES
+
+
+def _with_shard(source: Struct, options: FormatOptions) -> Struct:
+    """Return the struct of sources with the field `shard` after `name`, if the daemon is one of a fleet's."""
+    if not options.shard:
+        return source
+    place = [field.name for field in source.fields].index("name") + 1
+    return replace(source, fields=(*source.fields[:place], StructField("shard", STRING), *source.fields[place:]))

@@ -118,7 +118,7 @@ class KafkaClients:
     def __init__(self, name: str, config: KafkaSection) -> None:
         self._name = name
         self._config = config
-        self._transactional_id = ownership.transactional_id(name, config.topic_prefix)
+        self._transactional_id = ownership.transactional_id(name, config.control_prefix)
         self.batch_bytes_max = BATCH_BYTES_MAX
         """Maximum size of a batch of new producers, in bytes. A single message may be larger."""
 

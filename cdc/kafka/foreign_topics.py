@@ -18,11 +18,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from cdc.config import KafkaSection
 from cdc.errors import PublishError
 from cdc.events import topics
 from cdc.events.topics import TopicNames
 from cdc.kafka import hanging
 from cdc.kafka.clients import Admin, KafkaClients
+from cdc.kafka.hanging import Whose
+from cdc.kafka.names import names_of, whose
 from cdc.kafka.owned_topics import OwnedTopics
 
 _REMEDY: Final = (
@@ -34,13 +37,14 @@ _REMEDY: Final = (
 class ForeignTopics:
     """Judge of the topics of one daemon. For one thread."""
 
-    def __init__(self, prefix: str, clients: KafkaClients, optional: Collection[str] = ()) -> None:
-        """`optional` are the names of the control topics that this daemon has and others may lack."""
-        self._prefix = prefix
+    def __init__(self, config: KafkaSection, clients: KafkaClients) -> None:
+        self._prefix = config.topic_prefix
+        self._whose = whose(config)
+        self._is_shared = config.shard is not None and config.shard.shares_topics
         self._clients = clients
         self._owned = OwnedTopics(clients)
-        names = TopicNames(prefix)
-        self._control = {names.control(name) for name in topics.CONTROL | frozenset(optional)}
+        names = names_of(config)
+        self._control = {names.control(name) for name in topics.CONTROL | config.optional_topics}
 
     def check(self, admin: Admin, wanted: Collection[str], existing: Mapping[str, int], known: Collection[str] = ()) -> None:
         """Raise PublishError if one of the `wanted` topics belongs to another producer.
@@ -92,7 +96,16 @@ class ForeignTopics:
         ends = open_ | closed
         writers = hanging.last_writers(self._clients.consumer("read_committed"), ends)
         for topic, names in sorted(writers.items()):
-            if names and self._prefix not in names:
-                named = sorted(name for name in names if name is not None)
-                whose = f"of the daemon with kafka.topic_prefix {named[0]!r}" if named else "of another program"
-                raise PublishError(f"the topic {topic} exists, and its records are {whose}, not this daemon's", _REMEDY)
+            if names and not any(name is not None and self._is_ours(name) for name in names):
+                named = sorted((name for name in names if name is not None), key=str)
+                by = _shown(named[0]) if named else "another program"
+                raise PublishError(f"the topic {topic} exists, and its records are of {by}, not this daemon's", _REMEDY)
+
+    def _is_ours(self, found: Whose) -> bool:
+        """Return whether a topic with records of this origin is this daemon's. A fleet's daemons may have the same topics."""
+        return found == self._whose or (self._is_shared and found.name == self._prefix and found.shard is not None)
+
+
+def _shown(found: Whose) -> str:
+    shard = "" if found.shard is None else f", the fleet's shard {found.shard!r}"
+    return f"the daemon with kafka.topic_prefix {found.name!r}{shard}"

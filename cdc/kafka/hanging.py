@@ -50,7 +50,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # it is documented
@@ -70,6 +70,17 @@ _TAIL_OFFSETS: Final = 16
 """Number of offsets before a partition's end that are searched for its newest event. Markers and tombstones use offsets, too."""
 
 Place = unseen.Place
+
+
+class Whose(NamedTuple):
+    """Origin of one daemon's events: `source.name`, and `source.shard` if the daemon is one of a fleet's."""
+
+    name: str
+    shard: str | None = None
+
+    def made(self, source: Mapping[str, Any]) -> bool:
+        """Return whether a source is one of the daemon's. A flat event doesn't say whose it is, as its topic has one writer."""
+        return "name" not in source or (source["name"], source.get("shard")) == self
 
 
 def open_partitions(admin: AdminClient, partition_counts: Mapping[str, int]) -> tuple[dict[Place, int], dict[Place, int]]:
@@ -107,51 +118,50 @@ def still_open(admin: AdminClient, partition_counts: Mapping[str, int], patience
         time.sleep(_POLL_SECONDS)
 
 
-def newest_seq(consumer: Consumer, name: str, ends: Mapping[Place, int]) -> int:
+def newest_seq(consumer: Consumer, whose: Whose, ends: Mapping[Place, int]) -> int:
     """Return the highest `seq` of the last events that one daemon wrote to the partitions with these ends; 0 if there are none.
 
-    Only events with `source.name` equal to `name` count. The `consumer` must be read_committed and report the ends of
+    Only events that are `whose` count. The `consumer` must be read_committed and report the ends of
     partitions (`enable.partition.eof`); it is closed. Raises ConnectionLostError.
     """
     starts = {place: max(0, end - _TAIL_OFFSETS) for place, end in ends.items() if end}
-    return max((seq for _, seq in _events(consumer, name, starts)), default=0)
+    return max((seq for _, seq in _events(consumer, whose, starts)), default=0)
 
 
-def newest_numbers(consumer: Consumer, name: str, ends: Mapping[Place, int]) -> Numbers:
+def newest_numbers(consumer: Consumer, whose: Whose, ends: Mapping[Place, int]) -> Numbers:
     """Return the highest numbers of the last events that one daemon wrote to the partitions with these ends, as `newest_seq`."""
     starts = {place: max(0, end - _TAIL_OFFSETS) for place, end in ends.items() if end}
     found = Numbers()
-    for _, source in _sources(consumer, name, starts):
+    for _, source in _sources(consumer, whose, starts):
         found |= _numbers_of(source)
     return found
 
 
-def newest_hanging_seq(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> int:
+def newest_hanging_seq(consumer: Consumer, whose: Whose, starts: Mapping[Place, int]) -> int:
     """Return the highest `seq` of the daemon's hanging events from these offsets on; 0 if there are none.
 
     The `consumer` must be read_uncommitted and report the ends of partitions; it is closed. Raises ConnectionLostError.
     """
-    return max((seq for _, seq in _events(consumer, name, starts)), default=0)
+    return max((seq for _, seq in _events(consumer, whose, starts)), default=0)
 
 
-def written_by(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> set[Place]:
+def written_by(consumer: Consumer, whose: Whose, starts: Mapping[Place, int]) -> set[Place]:
     """Return the partitions with a record of one daemon from these offsets on; consumer and errors as in `newest_hanging_seq`."""
-    return {place for place, _ in _events(consumer, name, starts, is_first_enough=True)}
+    return {place for place, _ in _events(consumer, whose, starts, is_first_enough=True)}
 
 
-def seq_of(key: bytes | None, value: bytes | None, name: str) -> int | None:
+def seq_of(key: bytes | None, value: bytes | None, whose: Whose) -> int | None:
     """Return the `seq` of an event of one daemon, 0 for a filler record, and None for any other record."""
-    source = _source_of(key, value, name)
+    source = _source_of(key, value, whose)
     return source["seq"] if source is not None else None
 
 
-def _source_of(key: bytes | None, value: bytes | None, name: str) -> dict[str, Any] | None:
+def _source_of(key: bytes | None, value: bytes | None, whose: Whose) -> dict[str, Any] | None:
     """Return the `source` of an event of one daemon, a seq of 0 for a filler record, and None for any other record."""
     if value is None:
         return {"seq": 0} if key == FILLER_KEY else None
     source = source_of(value)
-    # A flat event doesn't say whose it is; only the daemon writes to its topics.
-    is_own = source is not None and source.get("name", name) == name and type(source.get("seq")) is int
+    is_own = source is not None and whose.made(source) and type(source.get("seq")) is int
     return source if is_own else None
 
 
@@ -161,36 +171,37 @@ def _numbers_of(source: Mapping[str, Any]) -> Numbers:
     return Numbers(source["seq"])
 
 
-def last_writers(consumer: Consumer, ends: Mapping[Place, int]) -> dict[str, set[str | None]]:
-    """Return, by topic, `source.name` of the last records before these ends; None stands for records that have none.
+def last_writers(consumer: Consumer, ends: Mapping[Place, int]) -> dict[str, set[Whose | None]]:
+    """Return, by topic, whose the last records before these ends are; None stands for records that don't say it.
 
     Records without a value, and flat events, say nothing. Consumer and errors as in `newest_seq`.
     """
     starts = {place: max(0, end - _TAIL_OFFSETS) for place, end in ends.items() if end}
-    found: dict[str, set[str | None]] = {topic: set() for topic, _ in ends}
+    found: dict[str, set[Whose | None]] = {topic: set() for topic, _ in ends}
     for place, message in _messages(consumer, starts, set(starts)):
         value = message.value()
         if value is not None:
             source = source_of(value) or {"name": None}
             if "name" in source:
-                found[place[0]].add(source["name"] if isinstance(source["name"], str) else None)
+                name, shard = source["name"], source.get("shard")
+                found[place[0]].add(Whose(name, shard if isinstance(shard, str) else None) if isinstance(name, str) else None)
     return found
 
 
 def _events(
-    consumer: Consumer, name: str, starts: Mapping[Place, int], *, is_first_enough: bool = False
+    consumer: Consumer, whose: Whose, starts: Mapping[Place, int], *, is_first_enough: bool = False
 ) -> list[tuple[Place, int]]:
-    found = _sources(consumer, name, starts, is_first_enough=is_first_enough)
+    found = _sources(consumer, whose, starts, is_first_enough=is_first_enough)
     return [(place, source["seq"]) for place, source in found]
 
 
 def _sources(
-    consumer: Consumer, name: str, starts: Mapping[Place, int], *, is_first_enough: bool = False
+    consumer: Consumer, whose: Whose, starts: Mapping[Place, int], *, is_first_enough: bool = False
 ) -> list[tuple[Place, dict[str, Any]]]:
     missing = set(starts)
     found: list[tuple[Place, dict[str, Any]]] = []
     for place, message in _messages(consumer, starts, missing):
-        source = _source_of(message.key(), message.value(), name)
+        source = _source_of(message.key(), message.value(), whose)
         if source is not None:
             found.append((place, source))
             if is_first_enough:

@@ -18,11 +18,11 @@ import structlog
 from cdc.config import KafkaSection
 from cdc.errors import ConnectionLostError
 from cdc.events import topics
-from cdc.events.topics import TopicNames
 from cdc.kafka import control_records, topic_settings
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.errors import ProducerLostError
 from cdc.kafka.hanging import Place, first_offsets
+from cdc.kafka.names import names_of, whose
 from cdc.kafka.topic_admin import TopicAdmin, list_topics
 from cdc.positions.position import Position
 from cdc.stream.batches.batch import Batch, Message
@@ -40,7 +40,7 @@ class LostTopics:
         self._config = config
         self._clients = clients
         self._topic_admin = topic_admin
-        names = TopicNames(config.topic_prefix)
+        names = names_of(config)
         self._schema_topic, self._snapshot_topic = names.control(topics.SCHEMA), names.control(topics.SNAPSHOT)
         self._next_check = 0.0
         # The topics' first offsets when they were last looked at.
@@ -52,13 +52,14 @@ class LostTopics:
         If needed records are missing, returns the batch that has to be committed first, else None. Raises ConnectionLostError,
         and the errors of `TopicAdmin.ensure`.
         """
-        prefix, position = self._config.topic_prefix, stored.position or Position()
-        forms = form_records(stored, prefix, _now_us)
+        position, origin = stored.position or Position(), whose(self._config)
+        names = names_of(self._config)
+        forms = form_records(stored, names, origin.shard or "", _now_us)
         admin = self._clients.admin()
         existing = list_topics(admin, self._config.bootstrap_servers)
         topic_settings.keep_records(admin, self._config, existing)
         missing = self._missing_forms(forms, existing) if forms else []
-        end = missing_end(stored, prefix, self._newest(self._snapshot_topic, existing), _now_us)
+        end = missing_end(stored, names, self._newest(self._snapshot_topic, existing), _now_us)
         if end is not None:
             structlog.get_logger().warning(
                 f"the topic {self._snapshot_topic} lacked the end of the last snapshot, without which consumers that begin later "
@@ -67,7 +68,7 @@ class LostTopics:
             )
             missing.append(end)
         self._topic_admin.ensure({topic for topic, _, _ in missing})
-        self._topic_admin.remember(spaces_by_topic(stored, prefix), [self._schema_topic] if forms else [])
+        self._topic_admin.remember(spaces_by_topic(stored, names_of(self._config)), [self._schema_topic] if forms else [])
         self._next_check = time.monotonic() + CHECK_SECONDS
         self._begins = self._first_offsets(existing)
         return Batch(list(missing), 0, 0, 0, position, True, {}, [], 0.0) if missing else None

@@ -29,6 +29,7 @@ from cdc.kafka.errors import NAME_HINT, FencedError, translate_kafka_errors
 from cdc.kafka.exchange import Exchange
 from cdc.kafka.foreign_topics import ForeignTopics
 from cdc.kafka.lost_topics import LostTopics
+from cdc.kafka.names import names_of
 from cdc.kafka.publisher_loop import PublisherLoop
 from cdc.kafka.readability import Readability, others_transaction
 from cdc.kafka.readers_view import ReadersView
@@ -62,9 +63,9 @@ class Publisher:
         """
         self._name = name
         self._config = config
-        self._topics = topics.TopicNames(config.topic_prefix)
+        self._topics = names_of(config)
         self._clients = clients or KafkaClients(name, config)
-        self._transactional_id = ownership.transactional_id(name, config.topic_prefix)
+        self._transactional_id = ownership.transactional_id(name, config.control_prefix)
         self.row_work_lock = row_work_lock or nullcontext()
         self.statistics = statistics or PublisherStatistics()
         self.statistics.backlog = Backlog(self.statistics.backlog)
@@ -72,7 +73,7 @@ class Publisher:
         is_stopping = self._exchange.is_stopping
         self._view = ReadersView(config, name, self._clients)
         self._readability = Readability(name, config.topic_prefix, self._view, Ends(self._clients), is_stopping)
-        foreign = ForeignTopics(config.topic_prefix, self._clients, config.optional_topics)
+        foreign = ForeignTopics(config, self._clients)
         self._topic_admin = TopicAdmin(config, self._clients.admin, is_stopping, topics_seen, foreign)
         self._readability.remedy_of = self._topic_admin.remedy
         self._lost_topics = LostTopics(config, self._clients, self._topic_admin)
@@ -151,7 +152,7 @@ class Publisher:
     def _begin(self, stored: Checkpoint, *, takes_prefix: bool) -> None:
         """Write the first record, which shows that this process has the name."""
         if not takes_prefix:
-            ownership.check(stored, self._config.topic_prefix, self._name)
+            ownership.check(stored, self._config.control_prefix, self._name)
         claims = ownership.claims(stored, self._name, now_ms(), takes=takes_prefix)
         lost = self._lost_topics.begin(stored)
         if lost is not None:
@@ -268,9 +269,9 @@ class Publisher:
         """Withdraw this daemon's new claim to the prefix, and raise PrefixTakenError, if another daemon's claim came first."""
         stored = self.reload()
         if stored is None or self._name not in stored.owners:
-            raise ConnectionLostError(f"Kafka doesn't show the owner of {self._config.topic_prefix} yet")
+            raise ConnectionLostError(f"Kafka doesn't show the owner of {self._config.control_prefix} yet")
         try:
-            ownership.check(stored, self._config.topic_prefix, self._name)
+            ownership.check(stored, self._config.control_prefix, self._name)
         except ConfigurationError:
             self._loop.delivery.commit([checkpoint.owner_record(self._name, None)])
             raise

@@ -27,6 +27,7 @@ from cdc.kafka.delivery import Delivery, Record, now_ms
 from cdc.kafka.errors import FencedError, ProducerLostError, translate_kafka_errors
 from cdc.kafka.exchange import Exchange
 from cdc.kafka.lost_topics import LostTopics
+from cdc.kafka.names import names_of
 from cdc.kafka.readability import Readability
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.positions.position import Position
@@ -66,7 +67,7 @@ class PublisherLoop:
         self._config = config
         self._writer = writer
         self._new_admin = new_admin
-        self._topics = topics.TopicNames(config.topic_prefix)
+        self._topics = names_of(config)
         self._topic_admin = topic_admin
         self._lost_topics = lost_topics
         self._readability = readability

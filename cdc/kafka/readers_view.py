@@ -14,6 +14,7 @@ from cdc.kafka import checkpoint_topic, hanging
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.errors import reading_error
 from cdc.kafka.hanging import Place
+from cdc.kafka.names import names_of, whose
 from cdc.kafka.topic_admin import list_topics, lost_checkpoint, refusal_by_name
 from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
@@ -34,7 +35,8 @@ class ReadersView:
         self._config = config
         self._name = name
         self._clients = clients
-        self._topics = topics.TopicNames(config.topic_prefix)
+        self._topics = names_of(config)
+        self._whose = whose(config)
 
     def checkpoint(self) -> Checkpoint:
         """Read the committed checkpoint. Raises ConfigurationError if it is unreadable, PublishError if the topic was deleted."""
@@ -55,23 +57,23 @@ class ReadersView:
         `known` is the newest position that the caller knows to be committed. To be called right after the producer's start,
         when it has no transaction of its own.
         """
-        clients, prefix, admin = self._clients, self._config.topic_prefix, self._clients.admin()
+        clients, admin = self._clients, self._clients.admin()
         open_, closed = hanging.open_partitions(admin, self._prefixed_topics(admin))
         open_ = self.own(open_)
         position = self.checkpoint().position
         seq = position.seq if position else 0
-        newest_open = hanging.newest_hanging_seq(clients.consumer("read_uncommitted"), prefix, open_)
+        newest_open = hanging.newest_hanging_seq(clients.consumer("read_uncommitted"), self._whose, open_)
         if (self._topics.control(topics.CHECKPOINT), 0) not in open_:
             return open_, newest_open <= seq
         if known is not None and known.seq > seq and newest_open <= known.seq:
             return open_, True
-        return open_, hanging.newest_seq(clients.consumer("read_committed"), prefix, closed) > seq
+        return open_, hanging.newest_seq(clients.consumer("read_committed"), self._whose, closed) > seq
 
     def newest_numbers(self) -> Numbers:
         """Return the highest numbers of the last events that read_committed consumers can read; zeros if there are none."""
         admin = self._clients.admin()
         _, ends = hanging.open_partitions(admin, self._prefixed_topics(admin))
-        return hanging.newest_numbers(self._clients.consumer("read_committed"), self._config.topic_prefix, ends)
+        return hanging.newest_numbers(self._clients.consumer("read_committed"), self._whose, ends)
 
     def _check_is_there(self, topic: str) -> None:
         """Raise PublishError if the topic is missing (the daemon had created it), ForbiddenError if the user may not see it."""
@@ -93,7 +95,7 @@ class ReadersView:
         control = {self._topics.control(name) for name in topics.CONTROL | self._config.optional_topics - {topics.SIGNAL}}
         others = {place: start for place, start in open_.items() if place[0] not in control}
         consumer = self._clients.consumer
-        written = hanging.written_by(consumer("read_uncommitted"), self._config.topic_prefix, others) if others else set()
+        written = hanging.written_by(consumer("read_uncommitted"), self._whose, others) if others else set()
         return {place: start for place, start in open_.items() if place[0] in control or place in written}
 
     def _prefixed_topics(self, admin: Admin) -> dict[str, int]:

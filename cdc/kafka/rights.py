@@ -55,13 +55,18 @@ class Right:
 
 def needed(name: str, config: KafkaSection) -> list[Right]:
     """Return all rights that a daemon of this name needs, in both delivery modes. Each of them implies DESCRIBE."""
-    topics = f"{config.topic_prefix}."
+    topics = f"{_prefix(config)}."
     operations = ["WRITE", "READ", *(["CREATE"] if config.create_topics else [])]
     return [
         *(Right(operation, "topic", topics) for operation in operations),
-        Right("WRITE", "transactional id", ownership.transactional_id(name, config.topic_prefix)),
+        Right("WRITE", "transactional id", ownership.transactional_id(name, config.control_prefix)),
         Right("READ", "group", group_of(name)),
     ]
+
+
+def _prefix(config: KafkaSection) -> str:
+    """Return the prefix of all topics that a daemon reads or writes: a fleet's daemons also read who owns the fleet's prefix."""
+    return config.topic_prefix if config.shard is None else config.shard.fleet_prefix
 
 
 def group_of(name: str) -> str:
@@ -90,7 +95,7 @@ def missing(name: str, config: KafkaSection, clients: KafkaClients, existing: Co
     While the prefix has no topic, the check can't tell READ or WRITE alone from both, and treats one as both. Raises
     ConnectionLostError if Kafka doesn't answer, LoginError, and PublishError if topics can't be created for another reason.
     """
-    own = sorted(topic for topic in existing if topic.startswith(f"{config.topic_prefix}."))
+    own = sorted(topic for topic in existing if topic.startswith(f"{_prefix(config)}."))
     prober = _Prober(config, clients)
     try:
         return [right for right in needed(name, config) if not prober.has(right, own)]

@@ -22,9 +22,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from cdc.config import KafkaSection
 from cdc.errors import CdcError, ConnectionLostError
 from cdc.events import topics
-from cdc.events.topics import TopicNames
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.errors import reading_error
+from cdc.kafka.names import names_of
 from cdc.kafka.reach import Reach
 from cdc.kafka.topic_admin import TopicAdmin, refusal_by_name
 from cdc.kafka.topic_ids import topic_ids
@@ -62,7 +62,7 @@ class SignalReader:
         self._config = config
         self._clients = clients
         self._inbox = inbox
-        self._topic = TopicNames(config.topic_prefix).control(topics.SIGNAL)
+        self._topic = names_of(config).control(topics.SIGNAL)
         self._is_stopping = threading.Event()
         self._topic_admin: TopicAdmin | None = None
         self._log = structlog.get_logger()

@@ -21,6 +21,7 @@ from cdc.events import topics
 from cdc.kafka.clients import Admin
 from cdc.kafka.errors import FORBIDDEN, ProducerLostError, operator_error, reading_error
 from cdc.kafka.foreign_topics import ForeignTopics
+from cdc.kafka.names import names_of
 from cdc.kafka.topic_settings import COMPACTED, KEPT, UNLIMITED
 
 ADMIN_TIMEOUT_SECONDS: Final = 10.0
@@ -140,8 +141,8 @@ class TopicAdmin:
         self._known: set[str] = set()
         # Topics that must exist, as their existence was ensured before, with the names of the spaces whose rows they hold.
         self._former: dict[str, Sequence[str]] = dict(former or {})
-        self._checkpoint_topic = topics.TopicNames(config.topic_prefix).control(topics.CHECKPOINT)
-        self._schema_topic = topics.TopicNames(config.topic_prefix).control(topics.SCHEMA)
+        names = names_of(config)
+        self._checkpoint_topic, self._schema_topic = names.control(topics.CHECKPOINT), names.control(topics.SCHEMA)
 
     @property
     def seen(self) -> dict[str, Sequence[str]]:
@@ -228,7 +229,7 @@ class TopicAdmin:
         return snapshot_remedy(self._former.get(topic) or [topic.removeprefix(f"{self._config.topic_prefix}.")])
 
     def _is_control(self, topic: str) -> bool:
-        return topic.removeprefix(f"{self._config.topic_prefix}.") in topics.CONTROL | self._config.optional_topics
+        return topic.removeprefix(f"{self._config.control_prefix}.") in topics.CONTROL | self._config.optional_topics
 
     def _missing(self, wanted: list[str]) -> list[str]:
         existing = self._existing()
@@ -267,7 +268,8 @@ class TopicAdmin:
         return created + self._create_part(part)
 
     def _new(self, topic: str) -> NewTopic:
-        suffix = topic.removeprefix(self._config.topic_prefix + ".")
+        prefix = self._config.control_prefix if self._is_control(topic) else self._config.topic_prefix
+        suffix = topic.removeprefix(prefix + ".")
         settings = {
             "max.message.bytes": str(self._config.message_bytes_max),
             # With the brokers' default of 1, the loss of a single disk could lose a committed event.

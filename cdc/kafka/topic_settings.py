@@ -32,6 +32,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are do
 from cdc.config import KafkaSection
 from cdc.events import topics
 from cdc.events.topics import TopicNames
+from cdc.kafka.names import names_of
 
 COMPACTED: Final = frozenset({topics.CHECKPOINT, topics.SCHEMA})
 """Control topics that must keep the newest record of each key, whatever its age."""
@@ -79,9 +80,8 @@ class Expiry:
         )
 
 
-def expiries(prefix: str, found: Mapping[str, Settings]) -> Iterator[Expiry]:
+def expiries(names: TopicNames, found: Mapping[str, Settings]) -> Iterator[Expiry]:
     """Yield the control topics that lose needed records, given the known settings of topics."""
-    names = TopicNames(prefix)
     for control in sorted(KEPT):
         topic = names.control(control)
         settings = found.get(topic, {})
@@ -116,9 +116,9 @@ def read(admin: AdminClient, names: Iterable[str]) -> dict[str, Settings]:
 
 def keep_records(admin: AdminClient, config: KafkaSection, existing: Collection[str]) -> None:
     """Correct the existing control topics that lose needed records, where nobody has set that, and report the others."""
-    names = [topic for control in sorted(KEPT) if (topic := TopicNames(config.topic_prefix).control(control)) in existing]
-    found = read(admin, names)
-    for expiry in expiries(config.topic_prefix, found):
+    names = names_of(config)
+    found = read(admin, [topic for control in sorted(KEPT) if (topic := names.control(control)) in existing])
+    for expiry in expiries(names, found):
         is_set = any(found[expiry.topic][name].is_own for name in expiry.correct)
         if not is_set and config.create_topics and _alter(admin, expiry):
             structlog.get_logger().info(

@@ -33,9 +33,12 @@ def ask(name: str, address: Address | None, path: str, body: dict[str, Any] | No
         # Check the name before the request: another configuration may have the same address.
         status = _get(address, "/status", None)
         if status["name"] != name:
-            raise ConfigurationError(
-                f"at {host}:{port} the daemon {status['name']!r} answers, not {name!r}", "Correct http.listen."
-            )
+            shard = _shard_of(status, name)
+            if shard is None:
+                raise ConfigurationError(
+                    f"at {host}:{port} the daemon {status['name']!r} answers, not {name!r}", "Correct http.listen."
+                )
+            return _get(address, f"/shards/{shard}{path}", body)
         return status if path == "/status" else _get(address, path, body)
     except urllib.error.HTTPError as error:
         with error:
@@ -46,6 +49,11 @@ def ask(name: str, address: Address | None, path: str, body: dict[str, Any] | No
         raise ConfigurationError(
             f"no daemon answers at {host}:{port}: {refusal}", "Start it with `tarantool-cdc run`, or correct http.listen."
         ) from error
+
+
+def _shard_of(status: dict[str, Any], name: str) -> str | None:
+    """Return the shard whose daemon has this name, if a fleet has answered that has it; else None."""
+    return next((shard for shard in status.get("shards", ()) if f"{status['name']}.{shard}" == name), None)
 
 
 def tap_status(name: str, address: Address | None) -> dict[str, Any] | None:

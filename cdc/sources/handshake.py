@@ -12,7 +12,7 @@ import time
 from typing import Final, TypeVar
 from uuid import UUID
 
-from cdc.config import Member
+from cdc.config.source import Member
 from cdc.errors import ConnectionLostError
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.failure import loading_error

@@ -11,7 +11,7 @@ import time
 from typing import Final
 from uuid import UUID
 
-from cdc.config import Member
+from cdc.config.source import Member
 from cdc.errors import Remedy, ServerError
 from cdc.positions.vclock import VClock
 from cdc.protocol.constants import ErrorCode

@@ -79,7 +79,7 @@ class Pipeline:
             images.restore_doubtful(position.doubtful)
         envelope = new_envelope(__version__, options.prefix, options.formats)
         columns = envelope.columns = options.columns()
-        names = surroundings.new_names(options.prefix)
+        names = surroundings.new_names(options.prefix, options.control_prefix, options.shards)
         names.reserve(options.optional_topics)
         names.are_past = is_behind = catch_up_to is not None
         builder = BatchBuilder(names, position.seq, options.batch_bytes_max)

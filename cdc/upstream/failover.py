@@ -33,17 +33,19 @@ DELAY_MAX_SECONDS: Final = 5.0
 class BackOff:
     """Delays that grow until an attempt succeeds."""
 
-    def __init__(self) -> None:
-        self._delay = DELAY_FIRST_SECONDS
+    def __init__(self, first: float = DELAY_FIRST_SECONDS, longest: float = DELAY_MAX_SECONDS) -> None:
+        """`first` and `longest` are the shortest and the longest delay, in seconds."""
+        self._first = self._delay = first
+        self._longest = longest
 
     def next(self) -> float:
         """Return the next delay, in seconds."""
-        delay, self._delay = self._delay, min(DELAY_MAX_SECONDS, self._delay * 2)
+        delay, self._delay = self._delay, min(self._longest, self._delay * 2)
         return delay
 
     def reset(self) -> None:
         """Begin again with the shortest delay, after a success."""
-        self._delay = DELAY_FIRST_SECONDS
+        self._delay = self._first
 
 
 class Failover:

@@ -10,7 +10,7 @@ from typing import Final
 
 import msgpack
 
-from cdc.config import SourceSection
+from cdc.config.source import SourceSection
 from cdc.local.interface import TarantoolServer
 from cdc.positions.vclock import VClock
 from cdc.protocol.constants import Key

@@ -135,7 +135,7 @@ class Terminal(io.StringIO):
 def command(monkeypatch: pytest.MonkeyPatch, master: Master, stdin: io.StringIO, *arguments: str) -> int:
     servers = FakeServers(port_3301=master)
     monkeypatch.setattr(cdc.sources.handshake, "Connection", servers)
-    monkeypatch.setattr("cdc.config.load", lambda _: servers.config())
+    monkeypatch.setattr("cdc.cli.load_daemon", lambda *_: servers.config())
     monkeypatch.setattr("cdc.log.configure", lambda *_: None)
     monkeypatch.setattr("sys.stdin", stdin)
     return cli.main(["unregister", "--config", "shop.toml", *arguments])

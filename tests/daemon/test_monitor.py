@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 import pytest
 import structlog
 
-from cdc.config import Config, Member, SourceSection, parse
+from cdc.config import Config, parse
+from cdc.config.source import Member, SourceSection
 from cdc.config.timeouts import Timeouts
 from cdc.daemon.monitor import UpstreamMonitor, ask
 from cdc.errors import ConnectionLostError, ProtocolError

@@ -16,6 +16,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from cdc import config
+from cdc.config.fleet import FleetSection, ShardSection
+from cdc.ops import fleet_page
 from cdc.ops.metrics import COUNTERS, GAUGES, LABELLED, UPSTREAM_GAUGES
 from tests.fakes.marked import MARK, first_lines
 
@@ -74,8 +76,9 @@ def configuration() -> Iterator[str]:
     """All keys by section, with defaults, what else may stand there, and what they mean."""
     yield from first_lines("configuration.md")
     yield MARK
-    fields = config.Config.model_fields.items()
-    for name, section in (one for key, field in fields for one in _sections(key, field.annotation)):
+    fields = [(key, field.annotation) for key, field in config.Config.model_fields.items()]
+    fleets = [("fleet", FleetSection), ("fleet.shards.NAME", ShardSection)]
+    for name, section in (one for key, kind in [*fields, *fleets] for one in _sections(key, kind)):
         texts = _docstrings(section)
         yield ""
         yield f"## `[{name}]`"
@@ -104,5 +107,7 @@ def metrics() -> Iterator[str]:
         yield f"| `{name}` | | {text} |"
     for name, (text, _) in UPSTREAM_GAUGES.items():
         yield f"| `{name}` | `upstream` | {text} |"
+    for name, (_, text) in fleet_page.METRICS.items():
+        yield f"| `{name}` | `shard` | {text} (of the process of a fleet) |"
     for name, (text, labels) in LABELLED.items():
         yield f"| `{name}` | {', '.join(f'`{label}`' for label in labels)} | {text} |"

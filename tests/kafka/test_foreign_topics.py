@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cdc.config import KafkaSection
 from cdc.errors import PublishError
 from cdc.kafka.clients import Admin
 from cdc.kafka.foreign_topics import ForeignTopics
@@ -39,7 +40,9 @@ def cluster_with(**topics: list[bytes | None]) -> Cluster:
 def check(cluster: Cluster, prefix: str, *wanted: str, known: Collection[str] = ()) -> None:
     made: Any = clients(cluster)
     admin: Admin = made.admin()
-    ForeignTopics(prefix, made).check(admin, wanted, cluster.partitions, known)
+    ForeignTopics(KafkaSection(bootstrap_servers="h:1", topic_prefix=prefix), made).check(
+        admin, wanted, cluster.partitions, known
+    )
 
 
 def test_two_prefixes_that_have_a_topic_in_common() -> None:

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.kafka.hanging import FILLER_KEY, seq_of
+from cdc.kafka.hanging import FILLER_KEY, Whose, seq_of
 
 OURS = {"source": {"name": "shop", "seq": 7}}
 
 
 def test_what_is_ours() -> None:
-    assert seq_of(b"{}", json.dumps(OURS).encode(), "shop") == 7
-    assert seq_of(FILLER_KEY, None, "shop") == 0
-    assert seq_of(b'{"id":1}', None, "shop") is None
+    assert seq_of(b"{}", json.dumps(OURS).encode(), Whose("shop")) == 7
+    assert seq_of(FILLER_KEY, None, Whose("shop")) == 0
+    assert seq_of(b'{"id":1}', None, Whose("shop")) is None
 
 
 @pytest.mark.parametrize(
@@ -42,9 +42,9 @@ def test_what_is_ours() -> None:
     ],
 )
 def test_what_is_not_ours(value: bytes) -> None:
-    assert seq_of(b"key", value, "shop") is None
+    assert seq_of(b"key", value, Whose("shop")) is None
 
 
 @given(st.binary() | st.recursive(st.none() | st.text() | st.integers(), st.lists).map(lambda value: json.dumps(value).encode()))
 def test_anything_else(value: bytes) -> None:
-    assert seq_of(None, value, "shop") is None
+    assert seq_of(None, value, Whose("shop")) is None

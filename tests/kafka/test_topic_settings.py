@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, ConfigSource  # type: ignore[attr-defined]  # it is documented
 
 from cdc.config import KafkaSection
+from cdc.events.topics import TopicNames
 from cdc.kafka.topic_settings import Setting, expiries, keep_records, read
 
 CONFIG = KafkaSection(bootstrap_servers="k:1", topic_prefix="shop")
@@ -102,7 +103,7 @@ def test_which_settings_keep_the_records() -> None:
         return {"shop.checkpoint": settings, "shop.schema": settings, "shop.snapshot": settings, "shop.users": settings}
 
     def correct(found: dict[str, dict[str, Setting]]) -> dict[str, dict[str, str]]:
-        return {expiry.topic.removeprefix("shop."): dict(expiry.correct) for expiry in expiries("shop", found)}
+        return {expiry.topic.removeprefix("shop."): dict(expiry.correct) for expiry in expiries(TopicNames("shop"), found)}
 
     compact = {"cleanup.policy": "compact"}
     assert correct(topics("compact")) == {}

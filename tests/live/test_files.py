@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cdc.config import Member
+from cdc.config.source import Member
 from cdc.local.interface import KafkaServer, TarantoolServer
 from cdc.positions.vclock import VClock
 from cdc.protocol.constants import Key

@@ -51,16 +51,16 @@ def test_the_newest_event_that_can_be_read(scene: Scene) -> None:
     places = {
         place: records[-1].offset + 2 for place, records in stream.records.items() if records and "checkpoint" not in place[0]
     }
-    assert hanging.newest_seq(clients.consumer("read_committed"), scene.prefix, places) == max(
+    assert hanging.newest_seq(clients.consumer("read_committed"), hanging.Whose(scene.prefix), places) == max(
         event.seq for event in stream.events
     )
-    assert hanging.newest_seq(clients.consumer("read_committed"), "another", places) == 0
+    assert hanging.newest_seq(clients.consumer("read_committed"), hanging.Whose("another"), places) == 0
     # Of all partitions of rows only the last message hasn't expired: the newest event isn't passed over with what has.
     places = {place: end for place, end in places.items() if place[0].removeprefix(f"{scene.prefix}.") not in topics.CONTROL}
     admin = AdminClient({"bootstrap.servers": scene.kafka.bootstrap_servers})
     for answer in admin.delete_records([TopicPartition(*place, end - 2) for place, end in places.items()]).values():
         answer.result()
-    assert hanging.newest_seq(clients.consumer("read_committed"), scene.prefix, places) == max(
+    assert hanging.newest_seq(clients.consumer("read_committed"), hanging.Whose(scene.prefix), places) == max(
         event.seq for event in stream.events
     )
 

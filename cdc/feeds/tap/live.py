@@ -30,7 +30,8 @@ from cdc.feeds.tap.topic_thread import (
 )
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.errors import reading_error
-from cdc.kafka.hanging import Place, newest_seq, open_partitions, seq_of, written_ends
+from cdc.kafka.hanging import Place, Whose, newest_seq, open_partitions, seq_of, written_ends
+from cdc.kafka.names import names_of, whose
 from cdc.kafka.owned_topics import OwnedTopics
 from cdc.kafka.reach import Reach
 from cdc.kafka.topic_admin import list_topics
@@ -73,11 +74,16 @@ class Topics:
 
         It is known once `listed` was called.
         """
-        names = topics.TopicNames(self.prefix)
+        names = names_of(config)
         self.snapshots = names.control(topics.SNAPSHOT)
         self.schemas = names.control(topics.SCHEMA)
         self._owned: OwnedTopics | None = None
         self._rows: set[str] = set()
+
+    @property
+    def whose(self) -> Whose:
+        """What the daemon's events say of their origin."""
+        return whose(self.config)._replace(name=self.name)
 
     def listed(self, admin: Admin) -> Listed:
         """Return the existing topics.
@@ -110,7 +116,7 @@ class Topics:
         """Return the highest seq that readers can reach."""
         admin = self.clients.admin()
         open_, closed = open_partitions(admin, self.counts(admin))
-        return newest_seq(self.clients.consumer("read_committed"), self.name, {**open_, **closed})
+        return newest_seq(self.clients.consumer("read_committed"), self.whose, {**open_, **closed})
 
     def begins(self, admin: Admin, counts: Mapping[str, int]) -> dict[Place, int]:
         """Return the partitions' first offsets."""
@@ -210,7 +216,7 @@ class Topics:
             return None  # earlier changes, no longer on the topic, may be newer than the time too
         consumer = self.clients.consumer("read_committed")
         try:
-            first = first_events(consumer, self.name, starts)
+            first = first_events(consumer, self.whose, starts)
         finally:
             consumer.close()
         return min([newest, *(seq - 1 for _, seq in first.values())])
@@ -230,7 +236,7 @@ def _offsets(admin: Admin, places: list[Place], spec: OffsetSpec) -> dict[Place,
         raise reading_error(error.args[0], "the offsets of Kafka's partitions can't be asked for") from error
 
 
-def first_events(consumer: Consumer, owner: str, starts: Mapping[Place, int]) -> dict[Place, tuple[int, int]]:
+def first_events(consumer: Consumer, owner: Whose, starts: Mapping[Place, int]) -> dict[Place, tuple[int, int]]:
     """Return the first event of each partition from an offset on, as its offset and its seq. Raises ConnectionLostError."""
     missing, found = set(starts), {}
     try:
@@ -288,7 +294,7 @@ def _place(message: Message) -> Place:
 
 
 def locate(
-    consumer: Consumer, owner: str, begins: Mapping[Place, int], ends: Mapping[Place, int], after: int
+    consumer: Consumer, owner: Whose, begins: Mapping[Place, int], ends: Mapping[Place, int], after: int
 ) -> dict[Place, int]:
     """Return offsets from which each partition has all changes after the seq `after`, and few changes before it."""
     low, high = dict(begins), {place: max(ends[place], begin) for place, begin in begins.items()}
@@ -400,7 +406,7 @@ class LiveReader(TopicThread):
         consumer = source.clients.consumer("read_committed", ahead)
         reach = source.reach(consumer)
         try:
-            starts = locate(consumer, source.name, begins, {**open_, **closed}, self._merger.next_seq - 1)
+            starts = locate(consumer, source.whose, begins, {**open_, **closed}, self._merger.next_seq - 1)
             if self._control_events is not None:
                 starts |= self._control_starts(admin, listed.controls, self._control_events)
             consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])

@@ -14,8 +14,8 @@ from cdc.formats.options import JSON_FORMATS, FormatOptions
 from cdc.schema.forms import SPACE
 from cdc.stream.transactions.transaction import Spool
 
-NewNames = Callable[[str], TopicNames]
-"""Factory of the names of the places that events go to, by the prefix."""
+NewNames = Callable[[str, str, Sequence[str]], TopicNames]
+"""Factory of the names of the places that events go to; the parameters are as those of TopicNames."""
 TOPICS: Final[NewNames] = TopicNames
 
 
@@ -24,6 +24,7 @@ class PipelineOptions:
     """The operator's decisions about events."""
 
     prefix: str
+    """Prefix of the spaces' topics."""
     include: list[str]
     exclude: list[str]
     tombstones: bool = True
@@ -32,6 +33,10 @@ class PipelineOptions:
     on_image_error: Literal["fail", "dlq"] = "fail"
     formats: FormatOptions = JSON_FORMATS
     column_rules: Sequence[ColumnRule] = ()
+    control_prefix: str = ""
+    """Prefix of the control topics, if it is another one."""
+    shards: Sequence[str] = ()
+    """Names of the fleet's replica sets, if they write the same topics."""
     topic_template: str = SPACE
     """Name behind the prefix of the topics of spaces to which no rule with a topic applies."""
     routing_rules: Sequence[RoutingRule] = ()
@@ -67,7 +72,9 @@ class PipelineOptions:
 
     def routes(self) -> Routes:
         """Return the rules that say where the spaces' events go."""
-        return Routes(self.topic_template, self.routing_rules)
+        # Equal keys of such spaces, of vshard's `_bucket` above all, aren't the same row in two shards.
+        own_topic = f"{self.formats.shard}.{SPACE}" if self.shards else ""
+        return Routes(self.topic_template, self.routing_rules, own_topic)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,16 +20,15 @@ from cdc.stream.batches.batch import Message
 from cdc.stream.commits.checkpoint import Checkpoint
 
 
-def spaces_by_topic(stored: Checkpoint, prefix: str) -> dict[str, list[str]]:
+def spaces_by_topic(stored: Checkpoint, names: TopicNames) -> dict[str, list[str]]:
     """Return the topics that have received the rows of published spaces, with those spaces' names; none during a snapshot.
 
-    A topic has several spaces only if the rules for topics say so.
+    `names` are the daemon's names of topics, none taken yet. A topic has several spaces only if the rules for topics say so.
     """
     state = stored.position.snapshot if stored.position is not None else None
     found: dict[str, list[str]] = {}
     if state is None or not state.is_complete:
         return found
-    names = TopicNames(prefix)
     for form in stored.published_forms():
         # If two spaces have the same topic because one isn't published any more, the rows there belong to the other space.
         with contextlib.suppress(ConfigurationError):
@@ -37,17 +36,17 @@ def spaces_by_topic(stored: Checkpoint, prefix: str) -> dict[str, list[str]]:
     return found
 
 
-def form_records(stored: Checkpoint, prefix: str, now_us: Callable[[], int]) -> list[Message]:
+def form_records(stored: Checkpoint, names: TopicNames, shard: str, now_us: Callable[[], int]) -> list[Message]:
     """Return the minimum content of the schema topic: the current form of each published space, recorded as by a snapshot."""
     forms = stored.published_forms()
     if not forms or stored.position is None:
         return []
-    topic, envelope, now = TopicNames(prefix).control(SCHEMA), Envelope(__version__, prefix), now_us()
+    topic, envelope, now = names.control(SCHEMA), Envelope(__version__, names.prefix, shard=shard), now_us()
     changes = (SchemaChange(ChangeKind.CREATE, form) for form in forms)
     return [(topic, *envelope.schema_record(change, stored.position, now, None)) for change in changes]
 
 
-def missing_end(stored: Checkpoint, prefix: str, found: Mapping[bytes, bytes], now_us: Callable[[], int]) -> Message | None:
+def missing_end(stored: Checkpoint, names: TopicNames, found: Mapping[bytes, bytes], now_us: Callable[[], int]) -> Message | None:
     """Return the record that ends the last snapshot if the snapshot topic lacks it, else None.
 
     `found` has the topic's newest record of each key. The checkpoint doesn't say how many rows of each space there were, and
@@ -60,7 +59,7 @@ def missing_end(stored: Checkpoint, prefix: str, found: Mapping[bytes, bytes], n
     key, value = snapshot_record("COMPLETED", position, now_us(), ())
     if _status(found.get(key)) in ("COMPLETED", "ABORTED"):
         return None
-    return TopicNames(prefix).control(SNAPSHOT), key, value
+    return names.control(SNAPSHOT), key, value
 
 
 def _status(record: bytes | None) -> str | None:

@@ -1,0 +1,59 @@
+"""What a daemon that a fleet's process has started tells it, and how it learns that that process has ended.
+
+Both have one end of a pair of sockets. The daemon writes lines of JSON: {"port": 40001} once it listens, and {"error": …} before
+it ends with one. The fleet's process never writes: if its end is closed, it has ended, and the daemon stops.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from cdc.daemon.fleet_processes import Failure
+from cdc.errors import CdcError, ConfigurationError, Remedy
+
+
+class Supervision:
+    """The daemon's end."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._socket = socket.socket(fileno=descriptor)
+
+    def stop_with_fleet(self, stop: Callable[[], None]) -> None:
+        """Call `stop` once the fleet's process has ended, however it did."""
+
+        def wait() -> None:
+            while self._socket.recv(1):
+                pass
+            structlog.get_logger().warning("the fleet's process has ended: stopping")
+            stop()
+
+        threading.Thread(target=wait, name="supervision", daemon=True).start()
+
+    def listening(self, port: int | None) -> None:
+        """Tell the port at which the daemon serves its status."""
+        self._send({"port": port})
+
+    def failed(self, error: CdcError) -> None:
+        """Tell the error with which the daemon is about to end."""
+        kinds = {"configuration": isinstance(error, ConfigurationError), "operator": error.remedy is Remedy.OPERATOR}
+        self._send({"error": str(error), **kinds})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except OSError:
+            # The fleet's process has ended; `stop_with_fleet` deals with that.
+            structlog.get_logger().debug("the fleet's process can't be told", message=message)
+
+
+def failure_in(message: dict[str, Any]) -> Failure | None:
+    """Return the error in a daemon's message; None if it has none."""
+    if "error" not in message:
+        return None
+    return Failure(message["error"], is_configuration=message["configuration"], needs_operator=message["operator"])

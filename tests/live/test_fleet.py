@@ -1,0 +1,221 @@
+"""A fleet of two replica sets: a daemon for each, one status, and what consumers of shared and of per-shard topics see."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import urllib.request
+import uuid
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.local.interface import KafkaServer, TarantoolServer
+from cdc.local.ports import free_port
+from tests.conftest import TarantoolFactory
+from tests.live.forked import CdcProcess, run_command
+from tests.live.topics import TopicReader
+from tests.live.waiting import wait_for
+
+SHARDS = ("s1", "s2")
+ROWS = 20
+SCHEMA = """
+    local buckets = box.schema.space.create('_bucket', {format = {{'id', 'unsigned'}, {'status', 'string'}}})
+    buckets:create_index('pk')
+    local form = {{'id', 'unsigned'}, {'bucket_id', 'unsigned'}, {'n', 'unsigned'}}
+    local orders = box.schema.space.create('orders', {format = form})
+    orders:create_index('pk')
+    orders:create_index('bucket_id', {unique = false, parts = {'bucket_id'}})
+    local first = ...
+    for bucket = first, first + 4 do buckets:insert{bucket, 'active'} end
+    for id = first * 100, first * 100 + 19 do orders:insert{id, first + id % 5, 0} end
+"""
+CHANGES = """
+    local first, n, count = ...
+    for i = 0, count - 1 do box.space.orders:update(first * 100 + i % 20, {{'=', 'n', n + i}}) end
+"""
+
+
+class Fleet:
+    """A fleet of these masters in this layout, through any number of runs."""
+
+    def __init__(self, folder: Path, kafka: KafkaServer, masters: dict[str, TarantoolServer], topics: str) -> None:
+        self.prefix = f"fleet-{uuid.uuid4().hex[:12]}"
+        self.kafka, self.masters, self.topics = kafka, masters, topics
+        self.port = free_port()
+        self.file, self._log = folder / "fleet.toml", folder / "fleet.log"
+        shards = "\n".join(f'[fleet.shards.{name}]\nuris = ["{master.uri}"]' for name, master in masters.items())
+        self.file.write_text(f"""
+            name = "{self.prefix}"
+            [fleet]
+            topics = "{topics}"
+            {shards}
+            [source]
+            replication_timeout_ms = 500
+            [kafka]
+            bootstrap_servers = "{kafka.bootstrap_servers}"
+            topic_prefix = "{self.prefix}"
+            partitions = 2
+            properties = {{"transaction.timeout.ms" = 15000}}
+            [http]
+            listen = "127.0.0.1:{self.port}"
+            [log]
+            format = "console"
+        """)
+        self._runs: list[CdcProcess] = []
+
+    def start(self, *options: str) -> CdcProcess:
+        """Start the fleet's process."""
+        self._runs.append(CdcProcess("fleet", ["run", "--config", str(self.file), *options], log_file=self._log))
+        return self._runs[-1]
+
+    def command(self, name: str, *options: str) -> str:
+        """What a command prints, which must succeed."""
+        ended = run_command(name, "--config", str(self.file), *options, timeout_seconds=120)
+        assert ended.returncode == 0, (ended.stdout, ended.stderr)
+        return ended.stdout
+
+    def page(self, path: str) -> str:
+        """A page of the fleet's process."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=20) as answer:
+            found: bytes = answer.read()
+            return found.decode()
+
+    def statuses(self) -> dict[str, Any]:
+        """The shards' states and statuses."""
+        try:
+            found: dict[str, Any] = json.loads(self.page("/status"))["shards"]
+        except OSError:
+            return {}
+        return found
+
+    def caught_up(self) -> bool:
+        """Whether the daemons' checkpoints are at the masters' positions."""
+        found = self.statuses()
+        for name, master in self.masters.items():
+            status = found.get(name, {}).get("status")
+            if status is None or status["state"] != "streaming":
+                return False
+            reached = status["position"]["checkpoint"]
+            if any(reached.get(str(origin), 0) < lsn for origin, lsn in master.vclock().items() if origin):
+                return False
+        return True
+
+    def events(self) -> dict[str, list[dict[str, Any]]]:
+        """The values of the spaces' topics, by topic without the prefix, each shard's in the order of seq."""
+        with TopicReader(self.kafka.bootstrap_servers, self.prefix) as reader:
+            reader.look_at_rest()
+            found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+            for (topic, _), records in reader.records.items():
+                if topic.endswith(("orders", "_bucket")):
+                    values = [json.loads(record.value) for record in records if record.value is not None]
+                    found[topic.removeprefix(f"{self.prefix}.")] += values
+        for values in found.values():
+            values.sort(key=lambda value: (value["source"]["shard"], value["source"]["seq"]))
+        return dict(found)
+
+    def check(self) -> None:
+        """Hold that each shard's events are there once, and make its master's rows."""
+        found = self.events()
+        is_shared = self.topics == "shared"
+        assert set(found) == {f"{name}._bucket" for name in SHARDS} | (
+            {"orders"} if is_shared else {f"{name}.orders" for name in SHARDS}
+        )
+        for name, master in self.masters.items():
+            own = [value for values in found.values() for value in values if value["source"]["shard"] == name]
+            assert {value["source"]["name"] for value in own} == {self.prefix if is_shared else f"{self.prefix}.{name}"}
+            assert sorted(value["source"]["seq"] for value in own) == list(range(1, len(own) + 1))
+            rows: dict[int, dict[str, Any]] = {}
+            for value in found["orders" if is_shared else f"{name}.orders"]:
+                if value["source"]["shard"] == name:
+                    rows[value["after"]["id"]] = value["after"]
+            assert [[*row.values()] for _, row in sorted(rows.items())] == master.eval("return box.space.orders:select()")[0]
+
+    def close(self) -> None:
+        """Leave nothing running."""
+        for run in self._runs:
+            run.kill()
+        for line in self._log.read_text().splitlines() if self._log.exists() else ():
+            if "the daemon of a shard is started" in line:
+                with_process = dict(part.split("=", 1) for part in line.split() if "=" in part)
+                _kill_quietly(int(with_process["process"]))
+
+
+def _kill_quietly(process: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(process, signal.SIGKILL)
+
+
+@pytest.fixture
+def masters(tarantool_factory: TarantoolFactory) -> dict[str, TarantoolServer]:
+    found = {name: tarantool_factory(name=name) for name in SHARDS}
+    for number, master in enumerate(found.values()):
+        master.eval(SCHEMA, 1 + 5 * number)
+    return found
+
+
+@pytest.fixture(params=["shared", "per_shard"])
+def fleet(
+    tmp_path: Path, kafka: KafkaServer, masters: dict[str, TarantoolServer], request: pytest.FixtureRequest
+) -> Iterator[Fleet]:
+    made = Fleet(tmp_path, kafka, masters, request.param)
+    yield made
+    made.close()
+
+
+@pytest.mark.timeout(600)
+def test_two_shards(fleet: Fleet) -> None:
+    """Caught up once; then one daemon is killed while the other goes on; all pages; a stop; nothing lost, nothing twice."""
+    first = fleet.start("--until-caught-up")
+    assert first.exit_status(wait_seconds=180) == 0, first.log_text()
+    fleet.check()
+
+    run = fleet.start()
+    wait_for("both stream", fleet.caught_up)
+    victim = fleet.statuses()["s1"]["process_id"]
+    os.kill(victim, signal.SIGKILL)
+    for number, master in enumerate(fleet.masters.values()):
+        master.eval(CHANGES, 1 + 5 * number, 1000, 200)
+    wait_for("the killed one runs again, and has caught up, as the other", fleet.caught_up)
+    states = fleet.statuses()
+    assert (states["s1"]["restarts"], states["s2"]["restarts"]) == (1, 0)
+    assert states["s1"]["process_id"] != victim
+
+    text = fleet.command("status")
+    assert all(f"shard        {name}" in text for name in SHARDS)
+    assert f"name         {fleet.prefix}.s2" in fleet.command("status", "--shard", "s2")
+    metrics = fleet.page("/metrics")
+    assert all(f'tarantool_cdc_ready{{shard="{name}"}} 1.0' in metrics for name in SHARDS)
+    assert 'tarantool_cdc_shard_restarts_total{shard="s1"} 1' in metrics
+    assert fleet.page("/ready").count("streaming") == len(SHARDS)
+    assert "no failure in 2 shards" in fleet.command("check")
+    fleet.command("snapshot", "--shard", "s1", "orders")
+    wait_for("its rows again", lambda: _republished(fleet) == {"s1"})
+
+    assert run.terminate(120) == 0, run.log_text()
+    wait_for("both daemons have ended", lambda: not any(_runs(state["process_id"]) for state in states.values()))
+    fleet.check()
+
+
+def _republished(fleet: Fleet) -> set[str]:
+    """The shards whose rows of orders are there a second time as `r`."""
+    counts = Counter(
+        value["source"]["shard"]
+        for topic, values in fleet.events().items()
+        for value in values
+        if topic.endswith("orders") and value["op"] == "r"
+    )
+    return {name for name, count in counts.items() if count == 2 * ROWS}
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
