@@ -4,6 +4,7 @@ served to a replica that is cut, crashed and started again at its last commit; h
 
 from __future__ import annotations
 
+import os
 import random
 from typing import Any
 
@@ -18,7 +19,9 @@ from tests.fakes.shop import Sent, read
 from tests.fakes.synchronous import ALL_OF_THEM, SHARED, SynchronousMaster
 from tests.fakes.wire import pack
 
-SEEDS = range(200)
+SEEDS = range(70 if os.environ.get("TARANTOOL_CDC_PURE") else 200)
+"""Some faults show in a single one of the 200 lives. `make check` and `make test` run these tests twice, though, and what waits
+is the same on both row paths: where the path in Python is asked for, fewer are enough for how the two work together."""
 
 
 class Life:
