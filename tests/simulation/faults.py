@@ -15,6 +15,7 @@ from cdc.errors import CdcError, RequestError, StateError
 from cdc.kafka.errors import FencedError
 from cdc.stream.commits.ownership import NameTakenError
 from cdc.stream.snapshots.orders import Execute
+from tests.simulation.members import go_back
 
 if TYPE_CHECKING:
     from tests.simulation.network import Member
@@ -47,6 +48,7 @@ KINDS: Final = (
     "network slow",
     "member away",
     "member frozen",
+    "member comes back older",
     "logs dropped",
     "clock jumps",
     "snapshot requested",
@@ -114,6 +116,7 @@ class Strikes:
             "network slow": self._slow,
             "member away": self._away,
             "member frozen": self._freeze,
+            "member comes back older": self._age,
             "logs dropped": self._drop_logs,
             "clock jumps": self._jump,
             "snapshot requested": self._request,
@@ -240,9 +243,26 @@ class Strikes:
 
         self._later(fault.seconds, thaw)
 
+    def _age(self, fault: Fault) -> None:
+        """A member that isn't the writer loses the end of its log with its disk's cache, and gets it again by and by."""
+        world = self._world
+        replicas = list(world.network.members.values())[1:]
+        if replicas:
+            replica = world.scheduler.random.choice(replicas)
+            replica.stop()
+            go_back(replica.master, world.master, world.scheduler.random.randint(1, 10))
+            self._later(fault.seconds, lambda: setattr(replica, "is_up", True))
+
     def _any_member(self) -> Member:
-        members = self._world.network.members
-        return members[self._world.scheduler.random.choice(sorted(members))]
+        """The followed one, mostly."""
+        world = self._world
+        members, daemon = world.network.members, world.life.daemon
+        followed = (
+            {f"127.0.0.1:{port}": port for port in members}.get(daemon.status.upstream or "") if daemon is not None else None
+        )
+        if followed is not None and world.scheduler.random.random() < 0.7:
+            return members[followed]
+        return members[world.scheduler.random.choice(sorted(members))]
 
     def _drop_logs(self, _: Fault) -> None:
         for member in self._world.network.members.values():

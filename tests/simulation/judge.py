@@ -68,7 +68,7 @@ class Judge:
         self._ended: dict[str, int] = {}
         self.has_transaction_topic = False
         self._claimed: list[Process] = []
-        self._writers: list[Process | None] = [None]
+        self._writers: list[str] = [""]
         # The highest lsns that were ever committed: Kafka may lose them later.
         self._durable: dict[int, int] = {}
         self.may_jump = False
@@ -110,7 +110,6 @@ class Judge:
 
     def decide(self, name: str) -> None:
         """The coordinator commits what this producer has written."""
-        self._note_writer()
         for partition in self._brokers.topics.get(CHECKPOINT, ()):
             for entry in partition.entries[partition.open_from.get(name, partition.end) :]:
                 if entry.producer == name and entry.state == "open" and entry.key == _POSITION_KEY and entry.value:
@@ -138,6 +137,7 @@ class Judge:
     def lost_checkpoints(self, partition: Partition) -> None:
         """Kafka has lost the newest checkpoints, and this is what is left."""
         left = [entry.value for _, entry in partition.committed() if entry.key == _POSITION_KEY and entry.value]
+        self._offsets[CHECKPOINT, 0] = partition.end
         self.decided, self.may_jump = Position.from_json(json.loads(left[-1])) if left else Position(), True
 
     def claimed(self, process: Process, *, takes_over: bool) -> None:
@@ -148,11 +148,11 @@ class Judge:
         assert takes_over or not is_taken or not is_first, f"{process.name} claims the name beside {holder and holder.name}"
         self._claimed.append(process)
 
-    def _note_writer(self) -> None:
-        """Whoever claimed last has committed: the name is theirs from here on, and never again a former one's."""
-        writer = self._claimed[-1]
-        if writer is not self._writers[-1]:
-            assert writer not in self._writers, f"{writer.name} writes again under a name that it has lost"
+    def _note_writer(self, value: bytes) -> None:
+        """Readers see a checkpoint. Who has once written after another one never does so after a third."""
+        writer = json.loads(value)["writer"]
+        if writer != self._writers[-1]:
+            assert writer not in self._writers, "a process writes again under a name that it has lost"
             self._writers.append(writer)
 
     # The readers' side.
@@ -164,7 +164,7 @@ class Judge:
         self._version = self._brokers.version
         self.follow_log()
         for topic, partitions in self._brokers.topics.items():
-            if topic in (CHECKPOINT, f"{NAME}.schema"):
+            if topic == f"{NAME}.schema":
                 continue
             for number, partition in enumerate(partitions):
                 since = self._offsets.get((topic, number), 0)
@@ -177,6 +177,10 @@ class Judge:
             self._apply()
 
     def _take(self, topic: str, number: int, entry: Entry) -> None:
+        if topic == CHECKPOINT:
+            if entry.key == _POSITION_KEY and entry.value is not None:
+                self._note_writer(entry.value)
+            return
         if entry.value is None:
             if topic.startswith(f"{NAME}.space") and entry.key != FILLER_KEY:
                 found = self._last.get((topic, number))

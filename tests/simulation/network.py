@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.fakes.master import Ack, Master, MasterConnection
+from tests.fakes.master import Ack, MasterConnection
 from tests.simulation.library import Descriptors, broken, process_of, refused
 from tests.simulation.scheduler import Process, Scheduler, Waiters
 
@@ -21,7 +21,7 @@ HEARTBEAT_SECONDS = 1.0
 class Member:
     """A server behind an address."""
 
-    master: Master
+    master: Any
     port: int
     is_up: bool = True
     is_frozen: bool = False

@@ -25,12 +25,12 @@ from cdc.stream.batches import compiled_rows
 from cdc.upstream.start import StateForeignError
 from tests.fakes.interleavings import LimboWorkload
 from tests.fakes.master import Ack
-from tests.fakes.synchronous import SynchronousMaster
 from tests.simulation import edges, librdkafka
 from tests.simulation.brokers import Brokers
 from tests.simulation.faults import Fault, Strikes, planned
 from tests.simulation.judge import CHECKPOINT, NAME, Judge
 from tests.simulation.library import EPOCH_SECONDS, Library, installed, process_of
+from tests.simulation.members import Writer, catch_up, lagging
 from tests.simulation.network import Link, Member, Network
 from tests.simulation.scheduler import Process, Scheduler
 
@@ -94,7 +94,7 @@ class World:
         self.library = Library(scheduler, self.network)
         self.network.descriptors = self.library.descriptors
         self.brokers = Brokers(scheduler, lambda: int((EPOCH_SECONDS + scheduler.now) * 1000))
-        self.master = SynchronousMaster(self.version)
+        self.master = Writer(self.version)
         for number in (2, 3):
             assert self.master.enroll(UUID(int=number)) == number
         self.judge = Judge(self.brokers, self.master)
@@ -106,6 +106,8 @@ class World:
         )
         self.member = Member(self.master, PORT, before_contents=self.workload.finish)
         self.network.members[PORT] = self.member
+        self.master.remember()
+        self._add_replicas(plan)
         self.lives: list[Life] = []
         self.boot = 0
         self.is_disk_full = False
@@ -121,10 +123,28 @@ class World:
         self._state_count = 1
         # The newest process, and what it shows.
         self._state = (0, "")
+        self._followed: str | None = None
         self._is_moving = False
         self.faults = planned(plan, self.rounds * 0.03 + 0.5, weights or {}) if faults is None else faults
         self._strikes = Strikes(self)
         self._left = self.rounds
+
+    def _add_replicas(self, plan: random.Random) -> None:
+        """Some seeds have members that lag behind the one that writes."""
+        for number in range(2, 2 + plan.choice([0, 0, 1, 2])):
+            replica = Member(lagging(self.master, number), PORT + number - 1)
+            # It is asked for its contents only where nothing waits for a quorum.
+            replica.before_contents = lambda replica=replica: self._settle(replica)  # type: ignore[misc]
+            self.network.members[replica.port] = replica
+
+    def _settle(self, replica: Member) -> None:
+        self.workload.finish()
+        self.master.remember()
+        catch_up(replica.master, self.master, 1.0)
+
+    def _replicate(self, replica: Member) -> None:
+        catch_up(replica.master, self.master, self.scheduler.random.choice([0.0, 0.5, 1.0]) if self._left else 1.0)
+        replica.wrote()
 
     def _config(self, state: str) -> Config:
         own: dict[str, dict[str, Any]] = {
@@ -267,7 +287,10 @@ class World:
         self.workload.run(self._work_random.randint(1, 6))
         if not self._left:
             self.workload.finish()
+        self.master.remember()
         self.member.wrote()
+        for replica in list(self.network.members.values())[1:]:
+            self.scheduler.after(self.scheduler.random.random() * 0.05, lambda replica=replica: self._replicate(replica))  # type: ignore[misc]
         if self._left:
             self.scheduler.after(self._work_random.random() * 0.06, self._work)
 
@@ -279,6 +302,12 @@ class World:
             former = self._state[1] if self._state[0] == state[0] else "start"
             self.walked[f"daemon: {former or 'start'} -> {state[1] or 'start'}"] += 1
             self._state = state
+        followed = daemon.status.upstream if daemon is not None else None
+        if followed and followed != self._followed:
+            self.walked[
+                f"{'daemon: follows its first member' if self._followed is None else 'daemon: follows another member'}"
+            ] += 1
+            self._followed = followed
         self._is_moving &= daemon is None or daemon.status.state != "streaming"
         for life in self.lives[-2:]:
             if life.is_over and life.error is not None and not isinstance(life.error, life.may_end_with):

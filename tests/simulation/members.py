@@ -1,0 +1,63 @@
+"""Members of the replica set behind the one that writes: each has the same log up to some place, and its own files.
+
+A member that lags knows nothing of what comes later: its ballot, its contents and its stream end where it is. It catches up at
+times, with everything or with a part.
+"""
+
+from __future__ import annotations
+
+import copy
+from uuid import UUID
+
+from tests.fakes.master import _Space
+from tests.fakes.synchronous import SynchronousMaster, _State
+
+Place = tuple[int, dict[int, int], _State]
+"""A moment of the writer's: the length of its log, its vclock, and its rows."""
+
+
+class Writer(SynchronousMaster):
+    """The member that writes. It remembers its state after each round of work, for those that lag."""
+
+    def __init__(self, version: str) -> None:
+        self.rounds: list[Place] = []
+        super().__init__(version)
+
+    def remember(self) -> None:
+        """A round is over: note how long the log is, and what the spaces hold."""
+        state = {number: dict(space.rows) for number, space in self._spaces.items()}
+        self.rounds.append((len(self.log), self.vclock, state))
+
+
+def lagging(writer: Writer, number: int) -> SynchronousMaster:
+    """Return a member that is where the writer is now."""
+    member = copy.copy(writer)
+    member.uuid, member.id = UUID(int=0xAAAA0000 + number), number
+    member.consumers, member.streaming, member.log = {}, set(), list(writer.log)
+    member.gc_vclock = dict(writer.gc_vclock)
+    catch_up(member, writer, 1.0)
+    return member
+
+
+def go_back(member: SynchronousMaster, writer: Writer, count: int) -> None:
+    """Have it lose so many rounds of work, but nothing whose log the others may have dropped."""
+    kept = [one for one in writer.rounds if one[0] <= len(member.log)]
+    kept = [one for one in kept if all(one[1].get(origin, 0) >= lsn for origin, lsn in member.gc_vclock.items())]
+    if kept:
+        _be_at(member, writer, kept[max(0, len(kept) - 1 - count)])
+
+
+def catch_up(member: SynchronousMaster, writer: Writer, share: float) -> None:
+    """Have it apply a part of what it lacks, by whole rounds of work."""
+    behind = [one for one in writer.rounds if one[0] >= len(member.log)]
+    if not behind:
+        return
+    _be_at(member, writer, behind[max(0, min(len(behind) - 1, round(share * len(behind)) - 1))])
+
+
+def _be_at(member: SynchronousMaster, writer: Writer, place: Place) -> None:
+    end, vclock, state = place
+    member.log[:] = writer.log[:end]
+    member._lsns = dict(vclock)
+    member._spaces = {number: _Space(dict(rows)) for number, rows in state.items()}
+    member.term = writer.term
