@@ -20,4 +20,8 @@ What stays outside is listed in `test_seams.OUTSIDE`, with the reasons.
 
     python -m tests.simulation --seeds 1000             seeds 1 to 1000
     python -m tests.simulation --first 4711 --seeds 1   one seed, again
+
+Modules: `scheduler` (whose turn it is), `library` (time, threads, polling), `network` and `members`, `brokers` and `librdkafka`
+(Kafka and its clients), `faults`, `judge`, `world` (all of it together), `edges` (what was walked), `shrinking`, `slips`
+(deliberate bugs).
 """

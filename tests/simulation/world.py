@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
@@ -21,6 +21,7 @@ from cdc.daemon.admission import StartOptions
 from cdc.daemon.supervisor import Daemon
 from cdc.errors import CdcError, StateError
 from cdc.store import files
+from cdc.store.store import StateStore
 from cdc.stream.batches import compiled_rows
 from cdc.upstream.start import StateForeignError
 from tests.fakes.interleavings import LimboWorkload
@@ -29,7 +30,7 @@ from tests.simulation import edges, librdkafka
 from tests.simulation.brokers import Brokers
 from tests.simulation.faults import Fault, Strikes, planned
 from tests.simulation.judge import CHECKPOINT, NAME, Judge
-from tests.simulation.library import EPOCH_SECONDS, Library, installed, process_of
+from tests.simulation.library import EPOCH_SECONDS, Library, installed
 from tests.simulation.members import Writer, catch_up, lagging
 from tests.simulation.network import Link, Member, Network
 from tests.simulation.scheduler import Process, Scheduler
@@ -37,6 +38,9 @@ from tests.simulation.scheduler import Process, Scheduler
 PORT: Final = 3301
 PATIENCE_SECONDS: Final = 180.0
 """Simulated time within which everything must have arrived once faults have stopped."""
+
+_BATCH_BYTES: Final = 2 << 20
+"""By how much the queue may exceed its limit: one batch."""
 
 
 @dataclasses.dataclass
@@ -190,12 +194,16 @@ class World:
 
     def _lock(self, path: Path, holder: str) -> Any:
         held = files.lock(path, holder)
-        process_of(self.scheduler).at_kill.append(held.close)
+        self._at_kill(held.close)
         return held
+
+    def _at_kill(self, effect: Callable[[], None]) -> None:
+        if self.scheduler.current is not None:  # otherwise it is the judge who reads
+            self.scheduler.current.process.at_kill.append(effect)
 
     def _open_environment(self, path: Path, *, is_clean: bool) -> Any:
         environment = files.open_environment(path, is_clean=is_clean)
-        process_of(self.scheduler).at_kill.append(environment.close)
+        self._at_kill(environment.close)
         return Disk(self, environment)
 
     def _write_condition(self, path: Path, text: str) -> None:
@@ -232,7 +240,7 @@ class World:
     def move_state(self) -> None:
         """The next process has another disk."""
         self._state_count += 1
-        self._is_moving = True
+        self._is_moving = self.judge.may_forget = True
 
     def restart(self) -> None:
         """Start the daemon again, if it has ended and nothing keeps it from that."""
@@ -297,6 +305,9 @@ class World:
     def _check(self) -> None:
         self.judge.read()
         daemon = self.life.daemon
+        if daemon is not None and daemon._publisher is not None:
+            queued, limit = daemon._publisher.queued_bytes, daemon._config.kafka.queue_bytes_max
+            assert queued <= limit + _BATCH_BYTES, f"{queued} bytes are queued, and the limit is {limit}"
         state = (len(self.lives), daemon.status.state if daemon is not None else "")
         if state != self._state:
             former = self._state[1] if self._state[0] == state[0] else "start"
@@ -369,8 +380,15 @@ class World:
         self.judge.check_end()
         daemon = self.life.daemon
         assert daemon is not None
+        shown = daemon.status
+        assert shown.is_ready, f"everything has arrived, and the daemon shows {shown.shown_state}"
+        assert shown.checkpoint == self.judge.decided.vclock, (
+            f"the checkpoint is {self.judge.decided.vclock}, not {shown.checkpoint}"
+        )
         daemon.stop()
         assert scheduler.run(lambda: self.life.is_over, 60, check=self._check), "the daemon doesn't stop"
+        with closing(StateStore(self.directory / f"state{self._state_count}" / "images")) as store:
+            self.judge.check_store(lambda space_id: [row for _, row in store.scan(space_id)])
 
     def _is_settled(self) -> bool:
         """Whether everything has arrived, the daemon says so, and the member knows."""
