@@ -149,6 +149,7 @@ class Strikes:
         world = self._world
         world.kill()
         world.boot += 1
+        world.judge.may_forget = True
         rng = world.scheduler.random
         store = world.directory / "state" / "images" / "data.mdb"
         if store.exists() and rng.random() < 0.5:

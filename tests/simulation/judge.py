@@ -54,7 +54,6 @@ class Judge:
         self.base: dict[int, int] = {}
         """Where the stream after the last snapshot began."""
         self._base_id = 0
-        self.snapshot_count = 0
         self._checked_seq = 0
         self._version = -1
         self._unseen: set[tuple[int, int]] = set()
@@ -120,12 +119,11 @@ class Judge:
                     self._note_position(Position.from_json(json.loads(entry.value)))
 
     def _note_position(self, position: Position) -> None:
-        if position.snapshot is not None and position.snapshot.base_id != self._base_id:
-            self._base_id = position.snapshot.base_id
-            self.base = dict(position.vclock)
-            self.snapshot_count += 1
-        is_later = position.seq >= self.decided.seq or self.may_forget
-        assert is_later, f"the checkpoint's seq goes back: {position.seq} after {self.decided.seq}"
+        snapshot = position.snapshot
+        is_later = position.seq >= self.decided.seq
+        if snapshot is not None and (not snapshot.is_complete or snapshot.base_id != self._base_id or not is_later):
+            self.base, self._base_id = dict(position.vclock), snapshot.base_id
+        assert is_later or self.may_forget, f"the checkpoint's seq goes back: {position.seq} after {self.decided.seq}"
         self.decided = position
         for origin, lsn in position.vclock.items():
             self._durable[origin] = max(lsn, self._durable.get(origin, 0))
