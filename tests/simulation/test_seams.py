@@ -12,6 +12,9 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGES: Final = ("daemon", "kafka", "ops", "sources", "store")
 WATCHED: Final = {"time", "threading", "select", "selectors", "socket", "random", "uuid", "gc", "asyncio", "multiprocessing"}
 OUTSIDE: Final = {
+    "cdc.daemon.fleet": "starts daemons as processes of their own; the world has its own processes",
+    "cdc.daemon.supervised": "the side of such a process that talks to the fleet",
+    "cdc.ops.fleet_page": "HTTP, and questions to the fleet's processes",
     "cdc.daemon.file_source": "reads a server's files: no connection, no ACK; the world has none",
     "cdc.kafka.by_batch": "hands messages to librdkafka in compiled code; the world's producers take them one by one",
     "cdc.kafka.wake_pipe": "replaced as a whole, where the exchange makes one",
