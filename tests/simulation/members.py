@@ -34,7 +34,7 @@ def lagging(writer: Writer, number: int) -> SynchronousMaster:
     member = copy.copy(writer)
     member.uuid, member.id = UUID(int=0xAAAA0000 + number), number
     member.consumers, member.streaming, member.log = {}, set(), list(writer.log)
-    member.gc_vclock = dict(writer.gc_vclock)
+    member.gc_vclock, member.is_read_only = dict(writer.gc_vclock), True
     catch_up(member, writer, 1.0)
     return member
 

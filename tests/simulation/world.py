@@ -115,13 +115,18 @@ class World:
         self.lives: list[Life] = []
         self.boot = 0
         self.is_disk_full = False
+        self.judge.is_exact = plan.random() < 0.75
         has_records = self.judge.has_transaction_topic = plan.random() < 0.4
         self.settings: dict[str, dict[str, Any]] = {
             "source": {
                 "mode": plan.choice(["anonymous", "anonymous", "registered"]),
                 "transaction_bytes_max": plan.choice([1024, 64 << 20]),
             },
-            "kafka": {"commit_pause_ms": plan.choice([0, 30]), "transaction_topic": "all" if has_records else "none"},
+            "kafka": {
+                "commit_pause_ms": plan.choice([0, 30]),
+                "transaction_topic": "all" if has_records else "none",
+                "delivery": "exactly_once" if self.judge.is_exact else "at_least_once",
+            },
             "state": {"flush_interval_ms": plan.choice([0, 500, 2000])},
         }
         self._state_count = 1
