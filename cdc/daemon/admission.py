@@ -20,7 +20,7 @@ from confluent_kafka import KafkaException
 
 from cdc.config import Config
 from cdc.errors import CdcError, ConfigurationError, StateError
-from cdc.kafka import checkpoint_topic
+from cdc.kafka import checkpoint_topic, fleet_claim
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.errors import FORBIDDEN, reading_error
 from cdc.kafka.readers_view import ReadersView
@@ -112,6 +112,12 @@ def release_prefix(config: Config, stored: Checkpoint, is_stopping: Stopping) ->
     owner = ownership.owner(stored)
     if owner is None or owner == config.name:
         return
+    if ownership.is_fleet(owner):
+        raise NameTakenError(
+            f"kafka.topic_prefix {config.kafka.topic_prefix!r} belongs to the {owner}, and nobody can tell whether one of its "
+            "daemons still runs",
+            f"Stop them all, and delete the topic {checkpoint_topic.name_of(config.kafka.topic_prefix)}, which has the claim.",
+        )
     sign = stored.signs.get(owner)
     if sign is None or not sign.is_last:
         found = _listen_for(config, owner, is_stopping)
@@ -360,6 +366,11 @@ def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_
             f"a daemon {config.name!r} is running{_where(found)}, and only one daemon of a name can run",
             f"Stop that one first{how_to_end_it(config)}, or give this one another name and kafka.topic_prefix.",
         )
+
+
+def check_fleet(config: Config) -> None:
+    """Raise PrefixTakenError if the daemon is one of a fleet's, whose prefix belongs to somebody else."""
+    fleet_claim.check(config.kafka, KafkaClients(config.name, config.kafka))
 
 
 def how_to_end_it(config: Config) -> str:

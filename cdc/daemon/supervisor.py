@@ -249,6 +249,7 @@ class Daemon:
         stored = admission.read(config, lambda reason: tell("kafka doesn't answer yet", reason=reason))
         if not options.take_prefix:
             ownership.check(stored, config.kafka.control_prefix, config.name)
+            admission.check_fleet(config)
         if not options.rebuild_state:
             if not options.take_prefix:
                 admission.check_position(config, stored, self._writer.position if self._writer is not None else None)

@@ -25,7 +25,7 @@ from cdc.events.topics import TopicNames
 from cdc.kafka import hanging
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.hanging import Whose
-from cdc.kafka.names import names_of, whose
+from cdc.kafka.names import claim_topic, names_of, whose
 from cdc.kafka.owned_topics import OwnedTopics
 
 _REMEDY: Final = (
@@ -45,6 +45,9 @@ class ForeignTopics:
         self._owned = OwnedTopics(clients)
         names = names_of(config)
         self._control = {names.control(name) for name in topics.CONTROL | config.optional_topics}
+        claim = claim_topic(config)
+        if claim is not None:
+            self._control.add(claim)
 
     def check(self, admin: Admin, wanted: Collection[str], existing: Mapping[str, int], known: Collection[str] = ()) -> None:
         """Raise PublishError if one of the `wanted` topics belongs to another producer.

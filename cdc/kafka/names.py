@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cdc.config import KafkaSection
-from cdc.events.topics import TopicNames
+from cdc.events.topics import CHECKPOINT, TopicNames
 from cdc.kafka.hanging import Whose
 
 
@@ -11,6 +11,11 @@ def names_of(config: KafkaSection) -> TopicNames:
     """Return the names of the topics that a daemon of this configuration writes to."""
     shard = config.shard
     return TopicNames(config.topic_prefix, config.control_prefix, shard.co_writers if shard is not None else ())
+
+
+def claim_topic(config: KafkaSection) -> str | None:
+    """Return the topic with the claim of a shard's fleet to its prefix; None without a fleet."""
+    return TopicNames(config.shard.fleet_prefix).control(CHECKPOINT) if config.shard is not None else None
 
 
 def whose(config: KafkaSection) -> Whose:

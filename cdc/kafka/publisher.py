@@ -27,9 +27,10 @@ from cdc.kafka.delivery import Delivery, make_delivery, now_ms
 from cdc.kafka.ends import Ends
 from cdc.kafka.errors import NAME_HINT, FencedError, translate_kafka_errors
 from cdc.kafka.exchange import Exchange
+from cdc.kafka.fleet_claim import FleetClaim
 from cdc.kafka.foreign_topics import ForeignTopics
 from cdc.kafka.lost_topics import LostTopics
-from cdc.kafka.names import names_of
+from cdc.kafka.names import claim_topic, names_of
 from cdc.kafka.publisher_loop import PublisherLoop
 from cdc.kafka.readability import Readability, others_transaction
 from cdc.kafka.readers_view import ReadersView
@@ -123,7 +124,8 @@ class Publisher:
 
     def _start(self, expected_writers: Collection[str | None], known: Position | None, *, takes_prefix: bool) -> Checkpoint:
         list_topics(self._clients.admin(), self._config.bootstrap_servers)
-        self._topic_admin.ensure([self._topics.control(topics.CHECKPOINT)])
+        claim = claim_topic(self._config)
+        self._topic_admin.ensure([self._topics.control(topics.CHECKPOINT), *([claim] if claim is not None else [])])
         if expected_writers:
             self._check_writer(self._view.checkpoint(), expected_writers)
         self._loop.started = self._make_delivery()
@@ -157,10 +159,15 @@ class Publisher:
         lost = self._lost_topics.begin(stored)
         if lost is not None:
             self._loop.delivery.produce(lost)
+        shard, delivery = self._config.shard, self._loop.delivery
+        fleet = FleetClaim(self._config, shard, self._clients) if shard is not None else None
+        has_claimed = fleet is not None and fleet.begin(delivery, takes=takes_prefix)
         # This commit shows readers of the checkpoint that this process has the name.
         self._loop.commit_position(stored.position or Position(), {}, claims)
         if claims:
             self._check_claim()
+        if fleet is not None and has_claimed:
+            fleet.confirm(delivery)
 
     def stop(self, timeout_seconds: float) -> bool:
         """Commit all submitted batches, then stop. Return whether all of them were committed in time."""

@@ -21,7 +21,7 @@ from cdc.events import topics
 from cdc.kafka.clients import Admin
 from cdc.kafka.errors import FORBIDDEN, ProducerLostError, operator_error, reading_error
 from cdc.kafka.foreign_topics import ForeignTopics
-from cdc.kafka.names import names_of
+from cdc.kafka.names import claim_topic, names_of
 from cdc.kafka.topic_settings import COMPACTED, KEPT, UNLIMITED
 
 ADMIN_TIMEOUT_SECONDS: Final = 10.0
@@ -229,7 +229,8 @@ class TopicAdmin:
         return snapshot_remedy(self._former.get(topic) or [topic.removeprefix(f"{self._config.topic_prefix}.")])
 
     def _is_control(self, topic: str) -> bool:
-        return topic.removeprefix(f"{self._config.control_prefix}.") in topics.CONTROL | self._config.optional_topics
+        suffix = topic.removeprefix(f"{self._config.control_prefix}.")
+        return suffix in topics.CONTROL | self._config.optional_topics or topic == claim_topic(self._config)
 
     def _missing(self, wanted: list[str]) -> list[str]:
         existing = self._existing()
@@ -269,7 +270,7 @@ class TopicAdmin:
 
     def _new(self, topic: str) -> NewTopic:
         prefix = self._config.control_prefix if self._is_control(topic) else self._config.topic_prefix
-        suffix = topic.removeprefix(prefix + ".")
+        suffix = topics.CHECKPOINT if topic == claim_topic(self._config) else topic.removeprefix(prefix + ".")
         settings = {
             "max.message.bytes": str(self._config.message_bytes_max),
             # With the brokers' default of 1, the loss of a single disk could lose a committed event.

@@ -53,6 +53,9 @@ def former_id(stored: Checkpoint, name: str, prefix: str) -> str | None:
     return name if is_former and name != transactional_id(name, prefix) else None
 
 
+_FLEET: Final = "fleet "
+
+
 class NameTakenError(PublishError):
     """Another daemon of this name is running."""
 
@@ -80,12 +83,38 @@ def check(stored: Checkpoint, prefix: str, name: str) -> None:
     moments = (stored.published.get(by), stored.owners.get(by), sign.ts_ms if sign is not None else None)
     latest = max((moment for moment in moments if moment is not None), default=0)
     raise PrefixTakenError(
-        f"kafka.topic_prefix {prefix!r} belongs to the daemon {by!r}, which wrote there last at "
+        f"kafka.topic_prefix {prefix!r} belongs to {_shown(by)}, which wrote there last at "
         f"{datetime.fromtimestamp(latest / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC: with {name!r} beside it consumers would have every "
         "row twice, and couldn't tell whose is whose",
         f"Give {name!r} a kafka.topic_prefix of its own. If {by!r} is gone for good, or was renamed, start once with "
         "--take-prefix.",
     )
+
+
+def fleet_owner(fleet: str, *, shares_topics: bool) -> str:
+    """Return the owner of a fleet's prefix. No daemon has a name with spaces in it."""
+    return f"{_FLEET}{fleet}, whose shards {'share their topics' if shares_topics else 'have topics of their own'}"
+
+
+def is_fleet(owner: str) -> bool:
+    """Return whether the owner of a prefix is a fleet."""
+    return owner.startswith(_FLEET)
+
+
+def check_fleet(stored: Checkpoint, prefix: str, owner_: str) -> None:
+    """Raise PrefixTakenError if somebody else than this fleet owns its prefix. `stored` has the claims to it."""
+    by = owner(stored)
+    if by is None or by == owner_:
+        return
+    raise PrefixTakenError(
+        f"kafka.topic_prefix {prefix!r} belongs to {_shown(by)}, and this is the {owner_}",
+        "If fleet.topics was changed, correct it: the fleet's new topics would lack all earlier rows. Otherwise give the fleet a "
+        "kafka.topic_prefix of its own. If the owner is gone for good, start once with --take-prefix.",
+    )
+
+
+def _shown(owner_: str) -> str:
+    return f"the {owner_}" if is_fleet(owner_) else f"the daemon {owner_!r}"
 
 
 def claims(stored: Checkpoint, name: str, now_ms: int, *, takes: bool = False) -> list[tuple[bytes, bytes | None]]:
