@@ -39,6 +39,7 @@ from cdc.schema.tracker import SchemaTracker
 from cdc.store import numbers_file
 from cdc.stream.commits import ownership
 from cdc.stream.commits.checkpoint import Checkpoint
+from cdc.stream.reports import sharding
 from cdc.upstream import start
 from cdc.upstream.start import Known
 from cdc.upstream.witnesses import Witnesses
@@ -212,6 +213,9 @@ def _published(
     yield from check_start.of_schemas(config, with_topics, has_images=has_images)
     yield from check_start.of_columns(options.columns(), published)
     yield from check_start.of_filters(config, published)
+    yield from (
+        Finding("fleet.topics", sentence, is_failure=False) for sentence in sharding.doubts_about(options, schema, published)
+    )
     yield from (Finding("routing", sentence, is_failure=False) for sentence in routes.without_effect(published))
     if existing is not None:
         yield from check_start.of_foreign_topics(config, wanted, existing, stored)

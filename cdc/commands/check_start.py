@@ -44,7 +44,6 @@ from cdc.schema.forms import SpaceForm
 from cdc.store import numbers_file
 from cdc.store.files import has_data, in_use, is_held_by_daemon, is_locked, translate_denials
 from cdc.store.store import StateStore
-from cdc.stream.commits import ownership
 from cdc.stream.commits.checkpoint import Checkpoint, fold
 from cdc.stream.commits.former_topics import spaces_by_topic
 from cdc.stream.reports import patterns
@@ -77,7 +76,7 @@ def of_kafka(config: Config, stored: Checkpoint, store: Position | None = None) 
 
     Listens for a daemon of the name, unless it is known.
     """
-    foreign = list(_failure("kafka.topic_prefix", lambda: ownership.check(stored, config.kafka.control_prefix, config.name)))
+    foreign = list(_failure("kafka.topic_prefix", lambda: admission.check_owner(config, stored)))
     yield from foreign
     if not foreign:  # else the events are the other daemon's, and so is their checkpoint
         yield from _failure(
@@ -203,6 +202,9 @@ def _check_address(config: Config) -> None:
     address = config.http.address
     if address is None:
         return
+    shard = config.kafka.shard
+    if shard is not None and asking.name_at(address) == shard.fleet:
+        return  # the fleet's process listens there, and gives the daemon another address
     error = admission.listener_conflict_error(config)
     if error is not None:
         raise error

@@ -368,8 +368,9 @@ def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_
         )
 
 
-def check_fleet(config: Config) -> None:
-    """Raise PrefixTakenError if the daemon is one of a fleet's, whose prefix belongs to somebody else."""
+def check_owner(config: Config, stored: Checkpoint) -> None:
+    """Raise PrefixTakenError if the prefix belongs to somebody else; for a shard's daemon also that of its fleet."""
+    ownership.check(stored, config.kafka.control_prefix, config.name)
     fleet_claim.check(config.kafka, KafkaClients(config.name, config.kafka))
 
 

@@ -15,7 +15,7 @@ from cdc.stream.batches.options import PipelineOptions, Surroundings
 from cdc.stream.batches.spaces import newly_published
 from cdc.stream.commits.checkpoint import Checkpoint
 from cdc.stream.pipeline import Pipeline
-from cdc.stream.reports import patterns
+from cdc.stream.reports import patterns, sharding
 from cdc.stream.snapshots.choice import SnapshotChoice
 from cdc.upstream.resume import WITHOUT_STREAM
 from cdc.upstream.selection import Rules
@@ -195,4 +195,5 @@ def doubts_about_spaces(config: Config, checkpoint: Checkpoint) -> list[str]:
     is_default = "include" not in config.spaces.model_fields_set
     found = list(patterns.doubts(include, exclude, checkpoint.spaces.values(), is_default=is_default))
     options, forms = options_of(config), checkpoint.published_forms()
-    return [*found, *options.columns().without_effect(forms), *options.routes().without_effect(forms)]
+    rules = [*options.columns().without_effect(forms), *options.routes().without_effect(forms)]
+    return [*found, *rules, *sharding.doubts(options, checkpoint.spaces.values())]

@@ -69,7 +69,6 @@ from cdc.registry import schema_ids
 from cdc.store.files import is_there, set_aside
 from cdc.store.writer import StateWriter
 from cdc.stream.batches.spaces import no_longer_published
-from cdc.stream.commits import ownership
 from cdc.stream.commits.checkpoint import Checkpoint, Writer
 from cdc.stream.commits.ownership import NameTakenError
 from cdc.upstream import start
@@ -248,8 +247,7 @@ class Daemon:
         tell = self._log.debug if self._waited_for is not None else self._log.info
         stored = admission.read(config, lambda reason: tell("kafka doesn't answer yet", reason=reason))
         if not options.take_prefix:
-            ownership.check(stored, config.kafka.control_prefix, config.name)
-            admission.check_fleet(config)
+            admission.check_owner(config, stored)
         if not options.rebuild_state:
             if not options.take_prefix:
                 admission.check_position(config, stored, self._writer.position if self._writer is not None else None)

@@ -128,6 +128,16 @@ def newest_seq(consumer: Consumer, whose: Whose, ends: Mapping[Place, int]) -> i
     return max((seq for _, seq in _events(consumer, whose, starts)), default=0)
 
 
+def newest_seq_since(admin: AdminClient, consumer: Consumer, whose: Whose, ends: Mapping[Place, int], ts_ms: int) -> int:
+    """Return the highest `seq` of those of one daemon's events before these ends that aren't older than this time.
+
+    For partitions that others write to all the time: its newest events may be far from the ends. Otherwise as `newest_seq`.
+    """
+    found = _offsets(admin, ends, IsolationLevel.READ_COMMITTED, OffsetSpec.for_timestamp(ts_ms))
+    starts = {place: offset for place, offset in found.items() if 0 <= offset < ends[place]}
+    return max((seq for _, seq in _events(consumer, whose, starts)), default=0)
+
+
 def newest_numbers(consumer: Consumer, whose: Whose, ends: Mapping[Place, int]) -> Numbers:
     """Return the highest numbers of the last events that one daemon wrote to the partitions with these ends, as `newest_seq`."""
     starts = {place: max(0, end - _TAIL_OFFSETS) for place, end in ends.items() if end}

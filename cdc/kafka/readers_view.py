@@ -25,6 +25,8 @@ MARKERS_SECONDS: Final = 3.0
 GONE_SECONDS: Final = 5.0
 """Time after which a topic that no broker shows counts as deleted. A broker that has just started, or a topic that was just
 created, may take a moment."""
+CLOCKS_MS: Final = 60_000
+"""By how much the time of an event may be before that of the checkpoint that was written earlier: a clock was set back."""
 _POLL_SECONDS: Final = 0.1
 
 
@@ -60,14 +62,25 @@ class ReadersView:
         clients, admin = self._clients, self._clients.admin()
         open_, closed = hanging.open_partitions(admin, self._prefixed_topics(admin))
         open_ = self.own(open_)
-        position = self.checkpoint().position
-        seq = position.seq if position else 0
+        checkpoint = self.checkpoint()
+        seq = checkpoint.position.seq if checkpoint.position else 0
         newest_open = hanging.newest_hanging_seq(clients.consumer("read_uncommitted"), self._whose, open_)
         if (self._topics.control(topics.CHECKPOINT), 0) not in open_:
             return open_, newest_open <= seq
         if known is not None and known.seq > seq and newest_open <= known.seq:
             return open_, True
-        return open_, hanging.newest_seq(clients.consumer("read_committed"), self._whose, closed) > seq
+        return open_, self._newest_seq(closed, checkpoint) > seq
+
+    def _newest_seq(self, ends: Mapping[Place, int], checkpoint: Checkpoint) -> int:
+        """Return the highest `seq` of this daemon's that consumers can read in partitions with these ends.
+
+        Of other shards' topics it has only what was written since the checkpoint: what is older doesn't matter.
+        """
+        consumer, shard = self._clients.consumer("read_committed"), self._config.shard
+        if shard is None or not shard.shares_topics:
+            return hanging.newest_seq(consumer, self._whose, ends)
+        since_ms = max(0, checkpoint.published.get(self._name, 0) - CLOCKS_MS)
+        return hanging.newest_seq_since(self._clients.admin(), consumer, self._whose, ends, since_ms)
 
     def newest_numbers(self) -> Numbers:
         """Return the highest numbers of the last events that read_committed consumers can read; zeros if there are none."""

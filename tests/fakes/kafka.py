@@ -310,10 +310,11 @@ class FakeAdmin(FakeClient):
         if not cluster.can_tell:
             return {place: _failed(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)) for place in wanted}
         ask = cluster.reachable if isolation_level is IsolationLevel.READ_COMMITTED else cluster.written
-        earliest = type(OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        # A record's time isn't kept, so what is asked for by a time is everything.
+        earliest = type(OffsetSpec.earliest()), type(OffsetSpec.for_timestamp(0))  # type: ignore[no-untyped-call]
         return {
             place: _done(
-                SimpleNamespace(offset=cluster.expired[place.topic] if type(spec) is earliest else len(ask(place.topic)))
+                SimpleNamespace(offset=cluster.expired[place.topic] if type(spec) in earliest else len(ask(place.topic)))
             )
             for place, spec in wanted.items()
         }

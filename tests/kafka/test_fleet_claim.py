@@ -21,6 +21,7 @@ from cdc.stream.commits.ownership import PrefixTakenError
 from tests.fakes.kafka import Cluster, clients
 from tests.kafka.test_lost_topics import until_it_ends
 from tests.kafka.test_publisher import MODES, Mode, config_of
+from tests.live.waiting import wait_for
 
 CLAIM = "shop.checkpoint"
 Start = Callable[..., Publisher]
@@ -126,6 +127,22 @@ def test_topics_of_the_other_shards(cluster: Cluster, start: Start, mode: Mode) 
     publisher.submit(row(2, "shop.old"))
     with pytest.raises(PublishError, match=r"the topic shop\.old exists, and its records are of the daemon with .*'shop'"):
         until_it_ends(publisher.collect)
+
+
+@pytest.mark.parametrize("was_committed", [True, False])
+def test_what_hangs_behind_the_other_shards_events(cluster: Cluster, start: Start, *, was_committed: bool) -> None:
+    """The checkpoint hangs: an event in any other partition tells that it was committed, whatever others have written since."""
+    publisher = start(shard_of("exactly_once"))
+    cluster.leave_out["shop.s1.checkpoint"] = 1
+    if not was_committed:
+        cluster.leave_out["shop.users"] = 1
+    publisher.submit(row(1, "shop.users"))
+    wait_for("the commit", publisher.collect)
+    cluster.records += [("shop.users", 0, b"key", event("s2", number)) for number in range(100)]
+    again = Publisher("shop.s1", shard_of("exactly_once"), Writer("writer", has_store=False), clients(cluster))
+    stored = again.start()
+    again.stop(20)
+    assert (stored.position.seq if stored.position else None) == (1 if was_committed else 0)
 
 
 def test_newest_numbers_are_the_shards_own(cluster: Cluster, start: Start) -> None:

@@ -30,6 +30,11 @@ def tap(config: Config, to: str | None) -> None:
                 f'the TAP server needs format.{name} = "{needed}", and it is "{getattr(config.format, name)}"',
                 f'Set format.{name} = "{needed}", or let a second daemon, with a prefix of its own, publish JSON for it.',
             )
+    if config.kafka.shard is not None and config.kafka.shard.shares_topics:
+        raise ConfigurationError(
+            "the TAP server serves the rows of one daemon, and the shards of this fleet write the same topics",
+            'Set fleet.topics = "per_shard", and serve each shard (--shard).',
+        )
     if config.routing.rules or config.routing.topic != SPACE:
         raise ConfigurationError(
             "the TAP server reads each space's rows from the topic with the space's name, and the configuration has rules for "

@@ -1,0 +1,51 @@
+"""Spaces that aren't sharded, among topics that all shards write."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cdc.formats.options import FormatOptions
+from cdc.schema.forms import StoredSpace
+from cdc.stream.batches.options import PipelineOptions
+from cdc.stream.reports.sharding import doubts
+from tests.fakes import pipelines
+
+PK = [0, 0, "pk", "tree", {}, [[0, "unsigned"]]]
+
+
+def space(space_id: int, name: str, *indexes: list[Any], version: int = 1) -> StoredSpace:
+    rows = {number: [space_id, number, *row[2:]] for number, row in enumerate((PK, *indexes))}
+    return StoredSpace(space_id, [space_id, 1, name, "memtx", 0, {}, []], rows, version)
+
+
+def index(name: str, *parts: Any) -> list[Any]:
+    return [0, 1, name, "tree", {}, list(parts)]
+
+
+BUCKETS = space(512, "_bucket", version=0)
+SHARDED = [
+    space(513, "orders", index("bucket_id", {"field": 1, "type": "unsigned"})),
+    space(514, "users", index("other", [2, "string"]), index("bucket_id", [1, "NUM"], [0, "unsigned"])),
+]
+OTHERS = [
+    space(515, "marker"),
+    space(516, "by_text", index("bucket_id", [1, "string"])),
+    space(517, "left_out", version=0),
+]
+
+
+def options(**changed: Any) -> PipelineOptions:
+    formats = FormatOptions(shard="s1")
+    return pipelines.options(formats=formats, control_prefix="shop.s1", shards=("s1", "s2"), **changed)
+
+
+def test_spaces_that_are_not_sharded_are_named() -> None:
+    found = doubts(options(), [BUCKETS, *SHARDED, *OTHERS])
+    assert [sentence.split()[2] for sentence in found] == ["'marker'", "'by_text'"]
+    assert 'topic = "{shard}.{space}"' in found[0]
+
+
+def test_where_there_is_nothing_to_doubt() -> None:
+    assert doubts(options(), OTHERS) == [], "vshard isn't in use"
+    assert doubts(options(topic_template="s1.{space}"), [BUCKETS, *OTHERS]) == [], "each shard has a topic of its own"
+    assert doubts(pipelines.options(), [BUCKETS, *OTHERS]) == [], "no fleet"
