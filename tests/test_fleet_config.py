@@ -106,6 +106,12 @@ def test_rules_may_name_the_shard(tmp_path: Path) -> None:
         ("", MORE, SHARDS.replace("3311", "3301"), "fleet.shards.s1 and fleet.shards.s2 both name the member 127.0.0.1:3301"),
         ("", f"{MORE}\n[source]\nuris = []", SHARDS, "source.uris: a fleet's members are in fleet.shards.<shard>.uris"),
         ("", f'{MORE}\n[format]\nenvelope = "flat"', SHARDS, 'fleet.topics = "shared" needs format.envelope = "debezium"'),
+        (
+            "",
+            f'{MORE}\n[[kafka.topics]]\npattern = "users"\nconfig = {{"cleanup.policy" = "compact"}}',
+            SHARDS,
+            "excludes cleanup.policy = \"compact\" (kafka.topics, pattern = 'users')",
+        ),
         ("", MORE.replace("bootstrap", "bootstop"), SHARDS, "kafka.bootstrap_servers: is missing"),
     ],
 )

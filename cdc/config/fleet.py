@@ -185,6 +185,13 @@ def _check_shared(found: Config, shard: Shard) -> None:
             "seq orders only the events of one",
             'Set fleet.topics = "per_shard", or leave format.envelope out.',
         )
+    compacted = [rule.pattern for rule in found.kafka.topics if "compact" in rule.config.get("cleanup.policy", "")]
+    if shard.shares_topics and compacted:
+        raise ConfigurationError(
+            f'fleet.topics = "shared" excludes cleanup.policy = "compact" (kafka.topics, pattern = {compacted[0]!r}): when a row '
+            "moves to another shard, the tombstone of the one that it leaves may come last, and remove the row",
+            'Set fleet.topics = "per_shard", or leave cleanup.policy out.',
+        )
 
 
 def _routing(routing: RoutingSection, shard: Shard) -> RoutingSection:

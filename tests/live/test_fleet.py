@@ -202,6 +202,28 @@ def test_two_shards(fleet: Fleet) -> None:
     fleet.check()
 
 
+@pytest.mark.timeout(600)
+def test_the_fleets_process_is_killed(tmp_path: Path, kafka: KafkaServer, masters: dict[str, TarantoolServer]) -> None:
+    """Its daemons stop in order; one of them can go on alone."""
+    fleet = Fleet(tmp_path, kafka, masters, "shared")
+    try:
+        run = fleet.start()
+        wait_for("both stream", fleet.caught_up)
+        processes = [state["process_id"] for state in fleet.statuses().values()]
+        run.kill()
+        wait_for("both daemons have ended", lambda: not any(_runs(process) for process in processes))
+        for number, master in enumerate(masters.values()):
+            master.eval(CHANGES, 1 + 5 * number, 7, 5)
+        alone = fleet.start("--shard", "s2", "--until-caught-up")
+        assert alone.exit_status(wait_seconds=180) == 0, alone.log_text()
+        rest = fleet.start("--until-caught-up")
+        assert rest.exit_status(wait_seconds=180) == 0, rest.log_text()
+        fleet.check()
+        assert fleet.command("check", "--shard", "s1").splitlines()[-1] == "run would start"
+    finally:
+        fleet.close()
+
+
 def _republished(fleet: Fleet) -> set[str]:
     """The shards whose rows of orders are there a second time as `r`."""
     counts = Counter(
