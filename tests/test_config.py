@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cdc.config import ENVIRONMENT_PREFIX, Config, load, parse
+from cdc.config import ENVIRONMENT_PREFIX, Config, fleet, load, parse
 from cdc.config.timeouts import Timeouts
 from cdc.errors import ConfigurationError
 
@@ -282,7 +282,8 @@ def test_origins_can_be_left_out_without_images() -> None:
 
 @pytest.mark.parametrize("file", sorted(Path("config").glob("*.toml")), ids=lambda file: file.name)
 def test_the_examples_can_be_used(file: Path) -> None:
-    assert load(file).source.addresses()
+    found = fleet.load(file)
+    assert all(config.source.addresses() for config in (found.shards.values() if isinstance(found, fleet.Fleet) else [found]))
 
 
 # The environment.

@@ -75,7 +75,7 @@ class FleetDaemon:
     def run(self, *, until_caught_up: bool = False) -> None:
         """Run the daemons until stopped, or until all have caught up. Raises errors that need an operator."""
         processes = self._processes = FleetProcesses(self._fleet.shards, until_caught_up=until_caught_up)
-        self._log.info("the fleet starts", shards=list(self._fleet.shards), topics=self._fleet.topics, row_path=None)
+        self._log.info("the fleet starts", shards=list(self._fleet.shards), topics=self._fleet.topics)
         try:
             while not processes.is_over():
                 for name in processes.due(time.monotonic()):
