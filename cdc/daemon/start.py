@@ -61,6 +61,7 @@ def formats_of(config: Config, schema_ids: SchemaIds | None = None) -> FormatOpt
         section.envelope,
         section.registry.subject,
         shard=config.kafka.shard.name if config.kafka.shard is not None else "",
+        marks_moves=config.kafka.shard is not None and not config.kafka.shard.shares_topics,
     )
     return found if schema_ids is None else replace(found, schema_ids=schema_ids)
 

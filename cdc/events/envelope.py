@@ -19,6 +19,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from cdc.events.columns import NO_COLUMN_RULES, ColumnPlan, ColumnRules, plan_of
 from cdc.events.json_values import encode
+from cdc.events.moves import Move
 from cdc.events.refused_requests import arrow_rows, deleted_range
 from cdc.events.row_encoder import Encode, RowEncoder
 from cdc.events.row_route import RowRoute
@@ -64,6 +65,15 @@ _JDBC_TYPES: Final = {
     "datetime": 2014,
 }
 _JDBC_OTHER: Final = 1111
+
+
+_VCLOCK: Final = b',"vclock":'
+
+
+def move_text(move: Move) -> bytes:
+    """Return the fields of the source that say which move has made an event."""
+    generation = b"" if move.generation is None else b',"generation":%d' % move.generation
+    return b',"move":"%b","bucket_id":%d%b' % (move.kind.encode(), move.bucket_id, generation)
 
 
 def times(microseconds: int) -> bytes:
@@ -166,6 +176,13 @@ class SharedPieces(Protocol):
         """Return an event up to its times. `start` is its operation and images, `orders` its orders in the transaction."""
 
 
+class Marks(Protocol):
+    """What is known of moves of buckets."""
+
+    def shown(self, space: SpaceEvents) -> SpaceEvents:
+        """Return the space with the pieces for the event of the row that was handled last."""
+
+
 class SpaceEvents:
     """The pieces of the envelope that one form determines, and its row encoders.
 
@@ -189,6 +206,8 @@ class SpaceEvents:
         """Number with which the keys of the images begin, if `changes` use images."""
         self.fitting: Fitting | None = None
         """Check of the results of UPSERTs, if `changes` use images and the server ignores results that don't fit."""
+        self.marks: Marks | None = None
+        """Which event has been made by a bucket's move; None if none of the space's has."""
         self.route: RowRoute | None = None
         """What rules say of the rows and their messages; None if all are published as they are."""
         self.counts_upserts = False
@@ -302,7 +321,11 @@ class Envelope:
         server = b',"schema_version":%d,"server_uuid":"%b"' % (form.schema_version, server_uuid.encode())
         if server_version is not None:
             server += b',"server_version":"%b"' % server_version.encode()
-        return table, server + b',"vclock":'
+        return table, server + _VCLOCK
+
+    def with_move(self, schema: bytes, move: Move) -> bytes:
+        """Return a form's piece `schema` with what it says of a move."""
+        return schema.removesuffix(_VCLOCK) + move_text(move) + _VCLOCK
 
     @staticmethod
     def number(value: int) -> bytes:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from cdc.events.columns import shown_rows
 from cdc.events.envelope import Envelope, KeyEncoders, KeyPieces, Openings, SharedPieces, SpaceEvents, SpacePieces
+from cdc.events.moves import Move
 from cdc.events.row_encoder import RowEncoder
 from cdc.formats import rows, schemas
 from cdc.formats.avro_values import NULL, PRESENT, binary, long, long_by_text, string, writer
@@ -63,6 +64,9 @@ def key_pieces(prefix: str, options: FormatOptions) -> KeyPieces:
     return of_form
 
 
+_MOVE_FIELDS: Final = 3
+
+
 def shard_of(options: FormatOptions) -> bytes:
     """Return the source's field `shard`, which only a fleet's events have."""
     return string(options.shard) if options.shard else b""
@@ -80,6 +84,7 @@ class AvroEnvelope(Envelope):
     ) -> None:
         super().__init__(version, prefix, keys, options.shard)
         self._options = options
+        self._no_move = NULL * _MOVE_FIELDS if options.marks_moves else b""
         self._avro_source = string(version) + string("tarantool") + string(prefix) + shard_of(options)
 
     def _value_pieces(self, form: SpaceForm, topic: str, server_uuid: str, server_version: str | None) -> SpacePieces:
@@ -93,7 +98,8 @@ class AvroEnvelope(Envelope):
         in_record = assemble(columns)
         json = RowEncoder(form)
         row_of_key = None if has_images else rows.row_of_key(form, columns, in_record)
-        table, schema = self._source_pieces(form, server_uuid, NULL if has_images else PRESENT + string(server_version or ""))
+        version = NULL if has_images else PRESENT + string(server_version or "")
+        table, schema = self._source_pieces(form, server_uuid, version + self._no_move)
         return SpacePieces(
             key=json.key,
             key_of=json.key_of,
@@ -105,6 +111,12 @@ class AvroEnvelope(Envelope):
             row_of_key=row_of_key,
             row_plan=([(column.type.kind, column.field.is_optional) for column in columns], row_of_key is not None),
         )
+
+    def with_move(self, schema: bytes, move: Move) -> bytes:
+        """Do as Envelope.with_move."""
+        generation = NULL if move.generation is None else PRESENT + long(move.generation)
+        said = PRESENT + string(move.kind) + PRESENT + long(move.bucket_id) + generation
+        return schema.removesuffix(self._no_move) + said
 
     @property
     def compiled_source(self) -> tuple[bytes, bool]:

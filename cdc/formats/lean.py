@@ -9,8 +9,9 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 
-from cdc.events.envelope import SEQ, Envelope, KeyPieces, SharedPieces, SpaceEvents
+from cdc.events.envelope import SEQ, Envelope, KeyPieces, SharedPieces, SpaceEvents, move_text
 from cdc.events.json_values import encode
+from cdc.events.moves import Move
 from cdc.formats.avro_events import AvroEnvelope, shard_of
 from cdc.formats.avro_values import NULL, PRESENT, long, string
 from cdc.formats.connect_events import ConnectEnvelope, RegisteredJsonEnvelope
@@ -63,6 +64,10 @@ class LeanEnvelope(_Lean):
         if server_version is not None:
             schema += b',"server_version":"%b"' % server_version.encode()
         return b',"table":%b,"lsn":' % encode(form.name), schema
+
+    def with_move(self, schema: bytes, move: Move) -> bytes:
+        """Do as Envelope.with_move."""
+        return schema + move_text(move)
 
     def _begin(self, time_ms: int) -> SharedPieces:
         return _LeanText(self._lean_source + b"%d" % time_ms)

@@ -48,6 +48,9 @@ class FormatOptions:
     shard: str = ""
     """The fleet's name of the replica set that the events are from, for their source; empty outside of fleets."""
 
+    marks_moves: bool = False
+    """Whether the source says which events moves of buckets have made."""
+
     @property
     def is_compiled(self) -> bool:
         """Whether the compiled row path makes such events, too."""

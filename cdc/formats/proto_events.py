@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from cdc.events.columns import shown_rows
 from cdc.events.envelope import Envelope, KeyEncoders, KeyPieces, Openings, SharedPieces, SpaceEvents, SpacePieces
+from cdc.events.moves import Move
 from cdc.events.row_encoder import RowEncoder
 from cdc.formats import rows, schemas
 from cdc.formats.names import check_fields, check_key
@@ -26,7 +27,7 @@ SEQ_BYTES: Final = 8
 _OF_ENVELOPE: Final = {name: tag(number, VARINT if name.startswith("ts_") else BYTES) for name, number in ENVELOPE.items()}
 _SERVER: Final = ("server_uuid", "server_version")
 _TEXTS: Final = frozenset(
-    ("version", "connector", "name", "shard", "snapshot", "db", "sequence", "table", *_SERVER, "snapshot_id"),
+    ("version", "connector", "name", "shard", "snapshot", "db", "sequence", "table", *_SERVER, "snapshot_id", "move"),
 )
 _OF_SOURCE: Final = {
     name: tag(number, FIXED64 if name == "seq" else BYTES if name in _TEXTS else VARINT) for name, number in SOURCE.items()
@@ -108,6 +109,11 @@ class ProtoEnvelope(Envelope):
         """Return a form's pieces `table` and `schema`; `version` is the field `server_version`."""
         table = source_field("table", form.name) + source_field("space_id", form.space_id)
         return table, source_field("schema_version", form.schema_version) + source_field("server_uuid", server_uuid) + version
+
+    def with_move(self, schema: bytes, move: Move) -> bytes:
+        """Do as Envelope.with_move."""
+        generation = b"" if move.generation is None else source_field("generation", move.generation)
+        return schema + source_field("move", move.kind) + source_field("bucket_id", move.bucket_id) + generation
 
     def shared(self, timestamp: float, previous_lsn: bytes, place: tuple[int, int], vclock: Mapping[int, int]) -> SharedPieces:
         """Return the pieces that the events of a transaction share."""

@@ -19,7 +19,7 @@ _ENVELOPE: Final = ("op", "before", "after", "source", "transaction", "ts_ms", "
 _SOURCE: Final = (
     *("version", "connector", "name", "ts_ms", "ts_us", "ts_ns", "snapshot", "db", "sequence", "table", "space_id"),
     *("replica_id", "lsn", "tsn", "row", "seq", "schema_version", "server_uuid", "server_version", "vclock", "snapshot_id"),
-    "shard",
+    *("shard", "move", "bucket_id", "generation"),
 )
 _FLAT_FIRST: Final = 20_001
 """Number of the first of the fields that flat events have themselves. Numbers from 19,000 to 19,999 are Protobuf's own."""

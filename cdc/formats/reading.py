@@ -93,10 +93,10 @@ def _flat_avro_source(value: bytes) -> dict[str, Any] | None:
 def _avro_source(value: bytes) -> dict[str, Any] | None:
     at = len(value)
     while (at := value.rfind(_CONNECTOR, _HEADER_BYTES, at)) >= 0:
-        for read, has_shard in _SOURCES:
+        for read, has_shard, has_move in _SOURCES:
             try:
                 reader = _Reader(value, at + len(_CONNECTOR))
-                return read(reader, reader.whose(has_shard=has_shard))
+                return read(reader, reader.whose(has_shard=has_shard), has_move=has_move)
             except (IndexError, ValueError):
                 continue
     return None
@@ -113,7 +113,14 @@ class _Reader:
         """Return the fields with which the source begins. No name of a shard can be read as a time, nor the other way round."""
         return {name: self._string() for name in (("name", "shard") if has_shard else ("name",))}
 
-    def rest(self, source: dict[str, Any]) -> dict[str, Any]:
+    def _move(self) -> None:
+        """Read the fields of a move. What they can be tells them from what another event has there."""
+        if self._optional_string() not in (None, "in", "gc"):
+            raise ValueError("not a move")
+        self._optional_long()
+        self._optional_long()
+
+    def rest(self, source: dict[str, Any], *, has_move: bool) -> dict[str, Any]:
         """Return the source, given what it begins with."""
         self._long()
         self._optional_long()
@@ -129,6 +136,8 @@ class _Reader:
         source["seq"], source["schema_version"] = self._long(), self._long()
         self._string()  # server_uuid
         self._optional_string()  # server_version
+        if has_move:
+            self._move()
         self._map()
         snapshot_id = self._optional_string()
         if snapshot_id is not None:
@@ -142,13 +151,15 @@ class _Reader:
         self._end()
         return source
 
-    def lean_rest(self, source: dict[str, Any]) -> dict[str, Any]:
+    def lean_rest(self, source: dict[str, Any], *, has_move: bool) -> dict[str, Any]:
         """Do as `rest`, for a lean source."""
         self._long()
         self._string()  # table
         self._optional_long()
         source["seq"], source["schema_version"] = self._long(), self._long()
         self._optional_string()  # server_version
+        if has_move:
+            self._move()
         snapshot_id = self._optional_string()
         if snapshot_id is not None:
             source["snapshot_id"] = snapshot_id
@@ -227,5 +238,8 @@ class _Reader:
             raise ValueError("not a map as the daemon writes it")
 
 
-_SOURCES: Final = [(read, has_shard) for has_shard in (False, True) for read in (_Reader.rest, _Reader.lean_rest)]
-"""The forms of a source: the function that reads it, and whether the name of a shard follows that of the prefix."""
+_SOURCES: Final = [
+    (read, *fields) for fields in ((False, False), (True, True), (True, False)) for read in (_Reader.rest, _Reader.lean_rest)
+]
+"""The forms of a source: the function that reads it, whether the name of a shard follows that of the prefix, and whether it says
+which events moves of buckets have made."""

@@ -98,6 +98,11 @@ _LEAN: Final = (
 LEAN_SOURCE: Final = Struct(SOURCE.name, None, _LEAN)
 LEAN_AVRO_SOURCE: Final = Struct(SOURCE.name, None, (StructField("connector", STRING), *_LEAN))
 """In Avro, `connector` is where a reader without the schema finds the source (cdc.formats.reading)."""
+_MOVE: Final = (
+    StructField("move", STRING, is_optional=True),
+    StructField("bucket_id", INT64, is_optional=True),
+    StructField("generation", INT64, is_optional=True),
+)
 BLOCK: Final = Struct(
     "event.block",
     1,
@@ -194,13 +199,16 @@ def envelope(name: str, value: Struct, options: FormatOptions, *, has_images: bo
 def _after_rows(options: FormatOptions) -> tuple[StructField, ...]:
     if options.source == "lean":
         lean = LEAN_AVRO_SOURCE if options.value == "avro" else LEAN_SOURCE
-        return StructField("source", _with_shard(lean, options)), _TIMES[0]
-    return StructField("source", _with_shard(SOURCE, options)), StructField("transaction", BLOCK, is_optional=True), *_TIMES
+        return StructField("source", _of_fleet(lean, options)), _TIMES[0]
+    return StructField("source", _of_fleet(SOURCE, options)), StructField("transaction", BLOCK, is_optional=True), *_TIMES
 
 
-def _with_shard(source: Struct, options: FormatOptions) -> Struct:
-    """Return the struct of sources with the field `shard` after `name`, if the daemon is one of a fleet's."""
-    if not options.shard:
-        return source
-    place = [field.name for field in source.fields].index("name") + 1
-    return replace(source, fields=(*source.fields[:place], StructField("shard", STRING), *source.fields[place:]))
+def _of_fleet(source: Struct, options: FormatOptions) -> Struct:
+    """Return the struct of sources with the fields that only a fleet's events have."""
+    fields = list(source.fields)
+    if options.shard:
+        fields.insert([field.name for field in fields].index("name") + 1, StructField("shard", STRING))
+    if options.marks_moves:
+        place = [field.name for field in fields].index("server_version") + 1
+        fields[place:place] = _MOVE
+    return replace(source, fields=tuple(fields))

@@ -99,6 +99,20 @@ class ImageChanges:
         body, values = self._read(frame)
         return body[_TUPLE], values[_TUPLE]
 
+    def row_before(self, frame: bytes) -> Sequence[Any] | None:
+        """Return the row that a DELETE finds; None if there is none."""
+        body, _ = self._read(frame)
+        before = self._images.current(self._key_of_key(body[_KEY]))
+        return tuple_values(before) if before is not None else None
+
+    def row_after(self, frame: bytes) -> tuple[Sequence[Any], Sequence[Any] | None]:
+        """Return a request's key, or tuple, and the row that is there after it; None if there is none. It has been handled."""
+        body, _ = self._read(frame)
+        is_by_key = _KEY in body
+        asked = body[_KEY] if is_by_key else body[_TUPLE]
+        after = self._images.current(self._key_of_key(asked) if is_by_key else self.store_key(asked))
+        return asked, tuple_values(after) if after is not None else None
+
     def put(self, key: bytes, before: bytes | None, after: bytes, tuple_: Sequence[Any]) -> tuple[bytes, bytes] | None:
         """Set a key's tuple to `after` (decoded: `tuple_`), replacing `before`; return opening and content of the event."""
         try:

@@ -277,6 +277,8 @@ class Pipeline:
         self._reading = self._snapshot.reading
         self._events.base = self._snapshot.end(now_us)
         self._snapshot = None
+        if self._context.spaces.moves is not None:
+            self._context.spaces.moves.forget()
         yield self._batch()
 
     # Requests.

@@ -169,12 +169,13 @@ class StreamEvents:
             if change is None:
                 continue
             key, opening, content = change
+            shown = space if space.marks is None else space.marks.shown(space)
             if space.route is not None:
-                make = partial(fragments.event, space, lsn, row_number)
+                make = partial(fragments.event, shown, lsn, row_number)
                 ChangeWriter(builder, space, lsn, make, tombstones=tombstones).put(key, opening, content)
             else:
                 builder.seq += 1
-                value = fragments.event(space, lsn, row_number, builder.seq, opening + content)
+                value = fragments.event(shown, lsn, row_number, builder.seq, opening + content)
                 builder.byte_count += len(value)
                 builder.parts.append((space.topic, key, value))
                 if kind == DELETE and tombstones:

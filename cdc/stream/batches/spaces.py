@@ -34,6 +34,7 @@ from cdc.schema.keys import is_keyable
 from cdc.schema.tracker import TRACKED_SPACES, SchemaTracker
 from cdc.stream.batches.batch import BatchBuilder
 from cdc.stream.batches.compiled_rows import Encoders, compiled_row_path
+from cdc.stream.batches.moves import MoveWatch
 from cdc.stream.batches.options import Surroundings
 
 ChangedBy = tuple[int, int, int]
@@ -105,6 +106,10 @@ class Spaces:
         self.shown_otherwise: set[int] = set()
         """Spaces of which a snapshot must publish all rows, because other rules apply to their columns, or to their topics."""
         self._check_published()
+        self.moves: MoveWatch | None = None
+        """Which rows moves of buckets make, if events say so."""
+        if self._formats.marks_moves and images is not None:
+            self.moves = MoveWatch(schema, images, envelope, self.discard_encoder)
         # Spaces that got an unpublished name in the current transaction, and have no rows under it so far.
         self._newly_unpublished: dict[int, str | None] = {}
 
@@ -165,6 +170,8 @@ class Spaces:
                 space.changes, space.changes_by = changes.changes, "image"
                 space.key_number = self._images.number(form.space_id)
                 self.image_changes[form.space_id] = changes
+                if self.moves is not None:
+                    self.moves.watch(space, changes)
         elif self._has_source_images:
             source = SourceImages(space) if route is None else RoutedSourceImages(space, route)
             space.changes, space.changes_by = source.changes, "source"

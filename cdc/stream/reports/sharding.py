@@ -7,17 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Final
 
-from cdc.schema.forms import SpaceForm, StoredSpace, type_of_key_part
+from cdc.schema.forms import SpaceForm, StoredSpace
+from cdc.schema.sharding import BUCKETS, SHARD_INDEX, bucket_field
 from cdc.schema.tracker import SchemaTracker
 from cdc.stream.batches.options import PipelineOptions
-
-_BUCKETS: Final = "_bucket"
-"""Space with the state of each bucket of a replica set."""
-_INDEX: Final = "bucket_id"
-"""Usual name of the index (vshard's shard_index)."""
-_NUMBERS: Final = frozenset({"unsigned", "integer", "number"})
 
 
 def doubts(options: PipelineOptions, spaces: Iterable[StoredSpace]) -> list[str]:
@@ -26,7 +20,7 @@ def doubts(options: PipelineOptions, spaces: Iterable[StoredSpace]) -> list[str]
         return []
     routes, own = options.routes(), f"{options.formats.shard}."
     return [
-        f"the space {name!r} has no index {_INDEX!r}, so it isn't sharded: equal keys of two shards are different rows, and "
+        f"the space {name!r} has no index {SHARD_INDEX!r}, so it isn't sharded: equal keys of two shards are different rows, and "
         "replace each other in the topic that all shards write. Give it a topic of each shard ([[routing.rules]] with "
         f'spaces = "{name}" and topic = "{{shard}}.{{space}}"), or leave it out (spaces.exclude)'
         for name in unsharded(spaces)
@@ -45,17 +39,6 @@ def unsharded(spaces: Iterable[StoredSpace]) -> list[str]:
     """Return the names of the published spaces that aren't sharded; none if vshard isn't in use."""
     spaces = list(spaces)
     names = {space.space_id: str(space.space_row[2]) for space in spaces}
-    if _BUCKETS not in names.values():
+    if BUCKETS not in names.values():
         return []
-    return [names[space.space_id] for space in spaces if space.schema_version and not _is_sharded(space)]
-
-
-def _is_sharded(space: StoredSpace) -> bool:
-    return any(row[2] == _INDEX and _type_of_first_part(row) in _NUMBERS for row in space.index_rows.values())
-
-
-def _type_of_first_part(row: list[object]) -> str:
-    match row[5]:
-        case [{"type": str(kind)}, *_] | [[_, str(kind), *_], *_]:
-            return type_of_key_part(kind)
-    return ""
+    return [names[space.space_id] for space in spaces if space.schema_version and bucket_field(space.index_rows.values()) is None]

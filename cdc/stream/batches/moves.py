@@ -1,0 +1,173 @@
+"""Which rows a bucket's move has brought, and which it has removed, as their log doesn't say that.
+
+vshard moves a bucket by INSERTs at its destination while `_bucket` has it there as `receiving`, and by DELETEs at its source once
+it is `garbage`. It lets users write to a bucket only in other states:
+
+    destination   receiving ── INSERTs: `in` ─┬─▶ active
+                                              └─ failed ─▶ garbage ── DELETEs: `gc` ──▶ gone
+    source        sending ─▶ sent ─▶ garbage ── DELETEs: `gc` ──▶ gone
+
+`_bucket` is an ordinary space in the same log. So its rows tell, in their order, which state a bucket has at each row. Only the
+buckets that move are kept: while there are any, the rows of sharded spaces take the Python path.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from cdc.events.envelope import Change, Envelope, SpaceEvents
+from cdc.events.moves import Move
+from cdc.images.image_events import ImageChanges
+from cdc.images.overlay import Images
+from cdc.protocol.codec import Body, tuple_values
+from cdc.protocol.constants import Type
+from cdc.schema.sharding import BUCKETS, bucket_field
+from cdc.schema.tracker import SchemaTracker
+
+_RECEIVING: Final = "receiving"
+_GARBAGE: Final = "garbage"
+_STATUS: Final = 1
+_OPTIONS: Final = 3
+"""Places of fields of `_bucket`: id, status, destination, opts."""
+
+
+class Buckets:
+    """The buckets that are arriving, or being collected, at the row that is handled."""
+
+    def __init__(self) -> None:
+        self._moving: dict[int, tuple[str, int | None]] = {}
+
+    @property
+    def are_moving(self) -> bool:
+        """Whether there are any."""
+        return bool(self._moving)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._moving.clear()
+
+    def set(self, bucket_id: int, row: Sequence[Any] | None) -> None:
+        """Record a bucket's row in `_bucket`; None if it is gone."""
+        status = row[_STATUS] if row is not None and len(row) > _STATUS else None
+        if row is not None and status in (_RECEIVING, _GARBAGE):
+            self._moving[bucket_id] = status, _generation(row)
+        else:
+            self._moving.pop(bucket_id, None)
+
+    def move(self, kind: int, bucket_id: object) -> Move | None:
+        """Return the move that has made a row of this type and bucket; None if it is a user's."""
+        if type(bucket_id) is not int or bucket_id not in self._moving:
+            return None
+        status, generation = self._moving[bucket_id]
+        if kind == Type.INSERT and status == _RECEIVING:
+            return Move("in", bucket_id, generation)
+        if kind == Type.DELETE and status == _GARBAGE:
+            return Move("gc", bucket_id, generation)
+        return None
+
+
+def _generation(row: Sequence[Any]) -> int | None:
+    options = row[_OPTIONS] if len(row) > _OPTIONS else None
+    found = options.get("generation") if isinstance(options, dict) else None
+    return found if type(found) is int else None
+
+
+class MoveMarks:
+    """Marks of one space's events: which move has made the row that was handled last."""
+
+    def __init__(self, envelope: Envelope) -> None:
+        self.last: Move | None = None
+        self._envelope = envelope
+        # The space's pieces with the last mark: a move has many rows.
+        self._marked: tuple[Move, SpaceEvents] | None = None
+
+    def shown(self, space: SpaceEvents) -> SpaceEvents:
+        """Return the space with the pieces for the event of the row that was handled last."""
+        if self.last is None:
+            return space
+        if self._marked is None or self._marked[0] != self.last:
+            marked = copy.copy(space)
+            marked.schema = self._envelope.with_move(space.schema, self.last)
+            self._marked = self.last, marked
+        return self._marked[1]
+
+
+class MoveWatch:
+    """Watch of all spaces of a replica set, which keeps the buckets and marks what moves make."""
+
+    def __init__(self, schema: SchemaTracker, images: Images, envelope: Envelope, discard: Callable[[int], None]) -> None:
+        """`discard` forgets a space's encoder, so that it is made again."""
+        self._schema = schema
+        self._images = images
+        self._envelope = envelope
+        self._discard = discard
+        self._buckets = Buckets()
+        self._is_loaded = False
+        self._sharded: set[int] = set()
+
+    def forget(self) -> None:
+        """Read the buckets again, when they are needed next: a snapshot has changed their images."""
+        self._is_loaded = False
+
+    def watch(self, space: SpaceEvents, changes: ImageChanges) -> None:
+        """Have a space's changes noticed, if they matter. To be called for each encoder with images when it is made."""
+        form = space.form
+        if form.name == BUCKETS:
+            self._load(form.space_id)
+            space.is_compiled = False
+            space.changes = {kind: self._noticed(change, changes) for kind, change in space.changes.items()}
+            return
+        stored = self._schema.stored(form.space_id)
+        field = bucket_field(stored.index_rows.values()) if stored is not None else None
+        if field is None:
+            self._sharded.discard(form.space_id)
+            return
+        self._sharded.add(form.space_id)
+        if not self._is_loaded:
+            found = next((one for one in self._schema.forms() if one.name == BUCKETS), None)
+            self._load(found.space_id if found is not None else None)
+        if self._buckets.are_moving:
+            space.is_compiled, space.marks = False, MoveMarks(self._envelope)
+            marked = {kind: self._marked(kind, change, space.marks, changes, field) for kind, change in space.changes.items()}
+            space.changes = marked
+
+    def _load(self, space_id: int | None) -> None:
+        if self._is_loaded:
+            return
+        self._is_loaded = True
+        self._buckets.clear()
+        if space_id is not None and self._images.is_kept(space_id):
+            for _, tuple_ in self._images.scan(space_id):
+                row = tuple_values(tuple_)
+                self._buckets.set(row[0], row)
+
+    def _noticed(self, change: Change, changes: ImageChanges) -> Change:
+        """Return a change of a row of `_bucket` that tells the bucket's state after it."""
+
+        def apply(body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+            found = change(body, frame)
+            key, after = changes.row_after(frame)
+            were_moving = self._buckets.are_moving
+            self._buckets.set(key[0], after)
+            if self._buckets.are_moving != were_moving:
+                for space_id in self._sharded:
+                    self._discard(space_id)
+            return found
+
+        return apply
+
+    def _marked(self, kind: int, change: Change, marks: MoveMarks, changes: ImageChanges, field: int) -> Change:
+        """Return a change of a row of a sharded space that notes which move has made it."""
+
+        def apply(body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+            row: Sequence[Any] | None = None
+            if kind == Type.INSERT:
+                row = changes.tuple_of(frame)[0]
+            elif kind == Type.DELETE:
+                row = changes.row_before(frame)
+            marks.last = self._buckets.move(kind, row[field]) if row is not None and field < len(row) else None
+            return change(body, frame)
+
+        return apply
