@@ -9,6 +9,7 @@ import pytest
 
 from cdc.formats.options import Format, Source
 from cdc.formats.reading import source_of
+from tests.fakes.master import Master
 from tests.formats.oracles import Ids, published
 from tests.formats.test_events import master_with_users, work
 
@@ -54,3 +55,64 @@ def test_a_shards_name_that_looks_like_something_else() -> None:
         assert {found and found["shard"] for found in sources} == {shard}
         _, sources = events("avro", "lean", shard=shard)
         assert {found and found["shard"] for found in sources} == {shard}
+
+
+BUCKETS = [
+    {"name": "id", "type": "unsigned"},
+    {"name": "status", "type": "string"},
+    {"name": "destination", "type": "string", "is_nullable": True},
+    {"name": "opts", "type": "map", "is_nullable": True},
+]
+ROWS = [{"name": "id", "type": "unsigned"}, {"name": "bucket_id", "type": "unsigned"}]
+
+
+def master_with_buckets() -> Master:
+    master = Master("2.11")
+    master.create_space("_bucket", BUCKETS)
+    master.create_space("orders", ROWS)
+    master.create_index("orders", [{"field": 1, "type": "unsigned"}], index_id=1, name="bucket_id")
+    master.insert("orders", 1, 7)
+    master.insert("orders", 2, 8)
+    return master
+
+
+def move(master: Master) -> None:
+    """The bucket 7 leaves, 9 arrives, and users go on; before vshard 0.1.41 there is no generation."""
+    master.insert("_bucket", 7, "active")
+    master.insert("orders", 3, 8)
+    master.replace("_bucket", 7, "sent", "b", {"generation": 2})
+    master.update("_bucket", [7], ["=", 2, "garbage"])
+    master.delete("orders", 1)
+    master.insert("_bucket", 9, "receiving", "c")
+    master.begin()
+    master.insert("orders", 4, 9)
+    master.insert("orders", 5, 8)
+    master.delete("orders", 2)
+    master.commit()
+    master.delete("_bucket", 7)
+    master.update("_bucket", [9], ["=", 2, "active"])
+    master.insert("orders", 6, 9)
+
+
+@pytest.mark.parametrize("source", ["full", "lean"])
+@pytest.mark.parametrize("value", ["json", "json_schema", "avro", "protobuf", "json_schema_registry"])
+def test_moves_in_all_formats(value: Format, source: Source) -> None:
+    ids = Ids()
+    found = published(
+        *(master_with_buckets(), move, ids),
+        images=True,
+        key="json",
+        value=value,
+        source=source,
+        shard="s1",
+        marks_moves=True,
+    )
+    values = [data for topic, _, data in found if data is not None and topic == "shop.orders"]
+    sources = [decoded(value, ids, data)["source"] for data in values]
+    marks = [tuple(one.get(name) for name in ("move", "bucket_id", "generation")) for one in sources]
+    users = (None, None, None)
+    assert marks == [users, users, users, ("gc", 7, 2), ("in", 9, None), users, users, users]
+    for one, data in zip(sources, values, strict=True):
+        read = source_of(data)
+        assert read is not None
+        assert (read["shard"], read["seq"]) == ("s1", one["seq"])
