@@ -61,9 +61,15 @@ def formats_of(config: Config, schema_ids: SchemaIds | None = None) -> FormatOpt
         section.envelope,
         section.registry.subject,
         shard=config.kafka.shard.name if config.kafka.shard is not None else "",
-        marks_moves=config.kafka.shard is not None and not config.kafka.shard.shares_topics,
+        marks_moves=_marks_moves(config),
     )
     return found if schema_ids is None else replace(found, schema_ids=schema_ids)
+
+
+def _marks_moves(config: Config) -> bool:
+    """Return whether events say which of them moves of buckets have made: images tell the state of a bucket at each row."""
+    shard = config.kafka.shard
+    return shard is not None and not shard.shares_topics and config.state.images == "full"
 
 
 def rules(config: Config) -> Rules:

@@ -25,7 +25,9 @@ from tests.live.waiting import wait_for
 SHARDS = ("s1", "s2")
 ROWS = 20
 SCHEMA = """
-    local buckets = box.schema.space.create('_bucket', {format = {{'id', 'unsigned'}, {'status', 'string'}}})
+    local states = {{'id', 'unsigned'}, {'status', 'string'}, {'destination', 'string', is_nullable = true},
+        {'opts', 'map', is_nullable = true}}
+    local buckets = box.schema.space.create('_bucket', {format = states})
     buckets:create_index('pk')
     local form = {{'id', 'unsigned'}, {'bucket_id', 'unsigned'}, {'n', 'unsigned'}}
     local orders = box.schema.space.create('orders', {format = form})
@@ -38,6 +40,29 @@ SCHEMA = """
 CHANGES = """
     local first, n, count = ...
     for i = 0, count - 1 do box.space.orders:update(first * 100 + i % 20, {{'=', 'n', n + i}}) end
+"""
+
+
+LEAVES = """
+    local bucket = ...
+    box.space._bucket:replace{bucket, 'sending', 's2', {generation = 1}}
+    box.space._bucket:replace{bucket, 'sent', 's2', {generation = 1}}
+    box.space._bucket:update(bucket, {{'=', 2, 'garbage'}})
+    local rows = box.space.orders.index.bucket_id:select(bucket)
+    box.begin()
+    for _, row in ipairs(rows) do box.space.orders:delete(row.id) end
+    box.commit()
+    box.space._bucket:delete(bucket)
+    return rows
+"""
+ARRIVES = """
+    local bucket, rows = ...
+    box.space._bucket:insert{bucket, 'receiving', 's1', {generation = 1}}
+    box.begin()
+    for _, row in ipairs(rows) do box.space.orders:insert(row) end
+    box.commit()
+    box.space._bucket:replace{bucket, 'active', nil, {generation = 1}}
+    box.space.orders:update(rows[1][1], {{'=', 'n', 77}})
 """
 
 
@@ -132,7 +157,9 @@ class Fleet:
             assert sorted(value["source"]["seq"] for value in own) == list(range(1, len(own) + 1))
             rows: dict[int, dict[str, Any]] = {}
             for value in found["orders" if is_shared else f"{name}.orders"]:
-                if value["source"]["shard"] == name:
+                if value["source"]["shard"] == name and value["op"] == "d":
+                    del rows[value["before"]["id"]]
+                elif value["source"]["shard"] == name:
                     rows[value["after"]["id"]] = value["after"]
             assert [[*row.values()] for _, row in sorted(rows.items())] == master.eval("return box.space.orders:select()")[0]
 
@@ -177,6 +204,8 @@ def test_two_shards(fleet: Fleet) -> None:
 
     run = fleet.start()
     wait_for("both stream", fleet.caught_up)
+    rows = fleet.masters["s1"].eval(LEAVES, 2)[0]
+    fleet.masters["s2"].eval(ARRIVES, 2, rows)
     victim = fleet.statuses()["s1"]["process_id"]
     os.kill(victim, signal.SIGKILL)
     for number, master in enumerate(fleet.masters.values()):
@@ -196,6 +225,7 @@ def test_two_shards(fleet: Fleet) -> None:
     assert "no failure in 2 shards" in fleet.command("check")
     fleet.command("snapshot", "--shard", "s1", "orders")
     wait_for("its rows again", lambda: _republished(fleet) == {"s1"})
+    _check_marks(fleet, len(rows))
 
     assert run.terminate(120) == 0, run.log_text()
     wait_for("both daemons have ended", lambda: not any(_runs(state["process_id"]) for state in states.values()))
@@ -224,6 +254,23 @@ def test_the_fleets_process_is_killed(tmp_path: Path, kafka: KafkaServer, master
         fleet.close()
 
 
+def _check_marks(fleet: Fleet, count: int) -> None:
+    """In per-shard topics the moved rows are marked where they were and where they are, and nothing else is."""
+    marks = Counter(
+        (
+            value["source"]["shard"],
+            value["op"],
+            value["source"]["move"],
+            value["source"]["bucket_id"],
+            value["source"]["generation"],
+        )
+        for values in fleet.events().values()
+        for value in values
+        if "move" in value["source"]
+    )
+    assert marks == ({("s1", "d", "gc", 2, 1): count, ("s2", "c", "in", 2, 1): count} if fleet.topics == "per_shard" else {})
+
+
 def _republished(fleet: Fleet) -> set[str]:
     """The shards whose rows of orders are there a second time as `r`."""
     counts = Counter(
@@ -232,7 +279,7 @@ def _republished(fleet: Fleet) -> set[str]:
         for value in values
         if topic.endswith("orders") and value["op"] == "r"
     )
-    return {name for name, count in counts.items() if count == 2 * ROWS}
+    return {name for name, count in counts.items() if count > ROWS}
 
 
 def _runs(process: int) -> bool:

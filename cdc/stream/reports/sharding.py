@@ -15,7 +15,13 @@ from cdc.stream.batches.options import PipelineOptions
 
 
 def doubts(options: PipelineOptions, spaces: Iterable[StoredSpace]) -> list[str]:
-    """Return warnings about published spaces that aren't sharded, if they go to topics that all shards write."""
+    """Return warnings about published spaces that aren't sharded, if they go to topics that all shards write, and about moves."""
+    spaces = list(spaces)
+    if options.formats.marks_moves and any(space.space_row[2] == BUCKETS and not space.schema_version for space in spaces):
+        return [
+            f"the space {BUCKETS!r} isn't published, so events don't say which of them moves of buckets have made (source.move): "
+            "only its rows tell that. Let spaces.include and spaces.exclude publish it"
+        ]
     if not options.shards:
         return []
     routes, own = options.routes(), f"{options.formats.shard}."

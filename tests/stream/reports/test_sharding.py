@@ -45,6 +45,13 @@ def test_spaces_that_are_not_sharded_are_named() -> None:
     assert 'topic = "{shard}.{space}"' in found[0]
 
 
+def test_moves_that_cannot_be_marked() -> None:
+    apart = pipelines.options(formats=FormatOptions(shard="s1", marks_moves=True))
+    (found,) = doubts(apart, [BUCKETS, *SHARDED])
+    assert "'_bucket' isn't published" in found
+    assert doubts(apart, [space(512, "_bucket"), *SHARDED]) == []
+
+
 def test_where_there_is_nothing_to_doubt() -> None:
     assert doubts(options(), OTHERS) == [], "vshard isn't in use"
     assert doubts(options(topic_template="s1.{space}"), [BUCKETS, *OTHERS]) == [], "each shard has a topic of its own"
