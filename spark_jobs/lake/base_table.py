@@ -138,7 +138,9 @@ class BaseTable:
             assert self._prefix is not None
             schema = typed(self._session.createDataFrame([], META_SCHEMA), form).schema
             properties = {_PREFIX: self._prefix, _FORM: form.to_json(), **_PROPERTIES}
-            self._format.create(self._session, self.path, schema, properties)
+            # Rows are in the order of their keys' hashes, so each file has nearly all values of a column. What is summed up for
+            # readers would take CPU for each row, and they could skip nothing by it.
+            self._format.create(self._session, self.path, schema, properties, skips_by=("_seq",))
             self.refresh()
 
     def replace(self, rows: DataFrame, form: Form, merged: int) -> None:

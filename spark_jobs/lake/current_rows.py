@@ -122,7 +122,7 @@ def current_rows(base: Base | None, unmerged: Unmerged | None, form: Form, *, fa
         if merged is None:
             raise ValueError("a space needs merged rows or unmerged events")
         return merged.select(*columns)
-    kept = None if merged is None else merged.where(F.col("_seq") > unmerged.floor)
+    kept = merged if merged is None or unmerged.floor < 0 else merged.where(F.col("_seq") > unmerged.floor)
     newest = _newest_with_hash(kept, unmerged, form, fails_without_row=fails_without_row)
     shown = newest.where("not _deleted").select(*columns)
     if kept is None:
