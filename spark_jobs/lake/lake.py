@@ -11,6 +11,7 @@ changes the merged rows accordingly. Until then readers see nothing after that p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
@@ -29,6 +30,7 @@ from spark_jobs.lake.forgotten import ForgottenTable
 from spark_jobs.lake.fresh_view import FreshView
 from spark_jobs.lake.late_topics import LateTopics
 from spark_jobs.lake.seqs import check_read, forgettable
+from spark_jobs.lake.summaries import Summaries, Summary, summary_columns
 from spark_jobs.tables import delta
 from spark_jobs.tables.codegen import interpreting
 from spark_jobs.tables.folders import folder
@@ -208,11 +210,16 @@ class Lake:
             )
 
     def space_rows(
-        self, space: str, up_to: int | None = None, table: BaseTable | None = None, form: Form | None = None
+        self,
+        space: str,
+        up_to: int | None = None,
+        table: BaseTable | None = None,
+        form: Form | None = None,
+        summaries: Summaries | None = None,
     ) -> SpaceRows:
         """Return the rows of a space as of the event `up_to`, or with all events, in `form` or the form of that event.
 
-        Raises JobError.
+        What is known of the events from `summaries` isn't read again. Raises JobError.
         """
         if up_to is not None and table is None and (noted := self.late_topics()) is not None and noted.holds(space):
             raise JobError(
@@ -243,7 +250,8 @@ class Lake:
                 self.format.read(session, self.changes_path, version).where(is_unmerged)
                 for session in (interpreting(self.session), self.session)
             )
-            unmerged = _unmerged(asked, read, swept, control)
+            known_events = None if summaries is None else summaries.between(space, max(table.merged, 0), bound)
+            unmerged = _unmerged(asked, read, swept, control, known_events)
         if unmerged is None and base is None:
             unmerged = Unmerged(_none_of(self.session), -1, {}, has_patches=False, count=0)
         return SpaceRows(base, unmerged, form, is_truncated=unmerged is not None and unmerged.floor > swept)
@@ -302,26 +310,27 @@ def _first_unapplied(space: str, forms: Forms, table: BaseTable) -> int:
     return LAST
 
 
-def _unmerged(asked: DataFrame, events: DataFrame, swept: int, control: Control) -> Unmerged | None:
+def _unmerged(
+    asked: DataFrame, events: DataFrame, swept: int, control: Control, summaries: Sequence[Summary] | None
+) -> Unmerged | None:
     """Return these events of a space with their floor and forms; None if there are none.
 
-    `asked` is the same frame in a session that doesn't compile queries, for small queries.
+    `asked` is the same frame in a session that doesn't compile queries, for small queries. `summaries` is None if it isn't known.
     """
-    few = few_events.fetch(asked)
-    if few is not None:
-        return few_events.unmerged(events.sparkSession, few, swept, control)
-    summary = asked.groupBy("space_id", "schema_version").agg(
-        F.max(F.when(F.col("op") == "t", F.col("seq"))).alias("truncated"),
-        F.count("patch").alias("patches"),
-        F.count("*").alias("events"),
-        F.max("seq").alias("last"),
-    )
-    found = summary.collect()
-    floor = max([swept, *(row["truncated"] for row in found if row["truncated"] is not None)])
+    if summaries is not None and not summaries:
+        return None
+    if summaries is None or sum(found.events for found in summaries) <= few_events.FEW:
+        few = few_events.fetch(asked)
+        if few is not None:
+            return few_events.unmerged(events.sparkSession, few, swept, control)
+    if summaries is None:
+        groups = asked.groupBy("space_id", "schema_version").agg(*summary_columns())
+        summaries = [Summary(*row) for row in groups.collect()]
+    floor = max([swept, *(found.truncated for found in summaries if found.truncated is not None)])
     # As in few_events, the forms of events up to the floor may be lost.
-    needed = [(row["space_id"], row["schema_version"]) for row in found if row["last"] > floor]
+    needed = {(found.space_id, found.schema_version) for found in summaries if found.last > floor}
     forms = {version: control.forms.of(*version) for version in needed}
-    has_patches, count = any(row["patches"] for row in found), sum(row["events"] for row in found)
+    has_patches, count = any(found.patches for found in summaries), sum(found.events for found in summaries)
     return Unmerged(above(events, floor), floor, forms, has_patches=has_patches, count=count)
 
 

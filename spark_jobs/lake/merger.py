@@ -38,7 +38,8 @@ from spark_jobs.lake.lake import LAST, Lake
 from spark_jobs.lake.late_topics import LateTopics, Place
 from spark_jobs.lake.positions import Positions
 from spark_jobs.lake.seqs import LakeSeqs
-from spark_jobs.lake.watermark import Ends, EventsAfterMark, advance, bitmaps, covers, ends_without_records, last_end
+from spark_jobs.lake.summaries import Summaries, Summary, summary_columns
+from spark_jobs.lake.watermark import Ends, EventsAfterMark, advance, bitmaps, covers, distance, ends_without_records, last_end
 from spark_jobs.tables.codegen import interpreting
 
 SHARE: Final = 0.5
@@ -49,6 +50,9 @@ MIN_UNMERGED: Final = 100_000
 """Number of unmerged changes below which a space isn't merged before the interval has passed, however small its table is."""
 _REWRITTEN: Final = 0.2
 """Share of a table's rows: with so many changes, the table is rewritten instead of merged."""
+
+_COMPILED_FROM: Final = 250_000
+"""Number of new records from which the query that examines them is compiled. It then takes half of the CPU for each."""
 
 _RECORDS_LOST: Final = (
     "current: the topic {prefix}.snapshot no longer has the records of a snapshot whose rows end at seq {seq}: they were "
@@ -135,6 +139,7 @@ class Merger:
     _seqs: LakeSeqs | None = None
     """None until the first step has found events."""
     _behind: EventsAfterMark = field(default_factory=EventsAfterMark)
+    _summaries: Summaries = field(default_factory=Summaries)
     _batch: int = -1
     _marks_before: dict[int, int] = field(default_factory=dict)
     """The last watermark before each change of name or primary key that this step has reached, by the change's seq.
@@ -204,7 +209,8 @@ class Merger:
         # After a batch that has been examined already, only the events of later batches are read.
         is_next = evidence is not None and 0 <= self._batch < evidence.batch
         version = None if evidence is None or is_next else evidence.version
-        events = self.lake.changes(version, interpreting(self.lake.session))
+        session = self.lake.session if _is_large(evidence, self._looked_at) else interpreting(self.lake.session)
+        events = self.lake.changes(version, session)
         if events is None:
             return None
         # Control records that arrived after the evidence don't count, because their events may be missing.
@@ -216,9 +222,10 @@ class Merger:
         if evidence is not None and is_next:
             fresh = fresh.where((F.col("batch") > self._batch) & (F.col("batch") <= evidence.batch))
         else:
-            self._behind = EventsAfterMark()
-        for row in bitmaps(fresh).collect():
-            self._behind.add(*row)
+            self._behind, self._summaries = EventsAfterMark(), Summaries(self._mark)
+        for space, bucket, space_id, version, present, begins, snapshot, *more in bitmaps(fresh, *summary_columns()).collect():
+            self._behind.add(space, bucket, present, begins, snapshot)
+            self._summaries.add(space, bucket, Summary(space_id, version, *more))
         self._batch = -1 if evidence is None else evidence.batch
         since, is_quiet = self._mark, self._advance(control, evidence)
         self._count_unmerged(events, control, since, self._complete_spaces(events, control, complete))
@@ -299,6 +306,7 @@ class Merger:
         }
         for space in complete:
             self._spaces.pop(space, None)
+            self._summaries.lack(space, self._mark)
         for space in {*wanted, *counts, *filter(self._is_chosen, complete)} - self._held(control):
             form = control.forms.at(space, self._mark)
             if form is not None and form.collated and not self.rules.takes_collated:
@@ -370,7 +378,7 @@ class Merger:
     def _take_in(self, space: str, up_to: int, form: Form, *, is_swept: bool) -> None:
         """Put the events up to `up_to` into a space's table. `is_swept` if a sweep has removed rows without events."""
         known = self._spaces[space]
-        found = self.lake.space_rows(space, up_to, known.table, form)
+        found = self.lake.space_rows(space, up_to, known.table, form, self._summaries)
         fails = not self.rules.skips_missing_rows
         base, unmerged = found.base, found.unmerged
         is_in_form = base is not None and base.form == form and known.table.has_columns_of_form
@@ -502,6 +510,13 @@ def _collated(form: Form) -> JobError:
         " same key. This job doesn't know which ones, so its table may have several rows where the space has one. Leave the"
         " space out with --spaces, or start with --collated-keys apart to keep a row for each way in which a key is written."
     )
+
+
+def _is_large(evidence: Evidence | None, former: Evidence | None) -> bool:
+    """Return whether the batches since the former evidence have so many records that their query is compiled."""
+    if evidence is None:
+        return False
+    return distance(evidence.before if former is None else former.read, evidence.read) >= _COMPILED_FROM
 
 
 def evidence(lake: Lake, positions: Positions, batch: int, *, has_before: bool = False) -> Evidence:

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 _BUCKET_BITS: Final = 32768
@@ -81,7 +81,7 @@ class EventsAfterMark:
         self._found: dict[tuple[str, int], Bits] = {}
 
     def add(self, space: str, bucket: int, *bits: bytes) -> None:
-        """Add a row of `bitmaps`."""
+        """Add the bitmaps of some events."""
         new = (int.from_bytes(piece, "little") for piece in bits)
         present, begins, from_snapshot = self._found.get((space, bucket), (0, 0, 0))
         self._found[space, bucket] = (present | next(new), begins | next(new), from_snapshot | next(new))
@@ -110,16 +110,18 @@ class EventsAfterMark:
         return counts
 
 
-def bitmaps(events: DataFrame) -> DataFrame:
-    """Return the bitmaps of a frame of events, per space and bucket of `seq`.
+def bitmaps(events: DataFrame, *more: Column) -> DataFrame:
+    """Return the bitmaps of a frame of events, per space, bucket of `seq`, and form. The aggregates `more` come last.
 
     They mark the events that are present, that begin a transaction, and that belong to a snapshot.
     """
     place = "bitmap_bit_position(seq)"
-    return events.groupBy("space", F.expr("bitmap_bucket_number(seq)").alias("bucket")).agg(
+    bucket = F.expr("bitmap_bucket_number(seq)").alias("bucket")
+    return events.groupBy("space", bucket, "space_id", "schema_version").agg(
         F.expr(f"bitmap_construct_agg({place})").alias("present"),
         F.expr(f"bitmap_construct_agg(if(total_order is null or total_order = 1, {place}, null))").alias("begins"),
         F.expr(f"bitmap_construct_agg(if(snapshot = 'true', {place}, null))").alias("from_snapshot"),
+        *more,
     )
 
 
