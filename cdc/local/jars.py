@@ -83,6 +83,7 @@ SPARK = JarSet(
         "io.delta:delta-spark_2.13:4.0.1",
         "io.delta:delta-storage:4.0.1",
         "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0",
+        "org.xerial:sqlite-jdbc:3.54.1.0",  # the database of a JDBC catalog of Iceberg, in the tests
     ),
     # Everything else that these need is in pyspark's own folder of jars, and a class on the path twice causes trouble.
     transitive=False,

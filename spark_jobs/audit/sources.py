@@ -20,6 +20,7 @@ from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.lake.event_table import PREFIX
 from spark_jobs.tables import delta as tables
+from spark_jobs.tables.formats import check_delta
 
 CONTROL_TOPICS: Final = ("transaction", "snapshot")
 
@@ -117,6 +118,7 @@ class TableSource:
 
     def prefix(self) -> str:
         """Return the topic prefix of the table's events. Raises JobError if there is no such table."""
+        check_delta(self._session, self._path, "audit --changes")
         state = tables.state(self._session, self._path)
         found = None if state is None else state.properties.get(PREFIX)
         if found is None or not self._has_offsets():

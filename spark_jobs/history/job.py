@@ -24,6 +24,7 @@ from spark_jobs.lake.event_table import PREFIX, AppendRules, EventTable
 from spark_jobs.runner.checkpoint import claim
 from spark_jobs.runner.job import Job, Sink, Task, query_of_batch
 from spark_jobs.tables import delta as tables
+from spark_jobs.tables.formats import check_delta
 from spark_jobs.tables.places import qualified
 
 _PUBLISH_EVERY: Final = 100
@@ -120,6 +121,7 @@ class HistoryOf(Task):
     def run(self, session: SparkSession, options: argparse.Namespace) -> int:
         """See `Task.run`."""
         source = qualified(session, options.changes)
+        check_delta(session, source, self.name)
         state = tables.state(session, source)
         prefix = None if state is None else state.properties.get(PREFIX)
         if prefix is None:

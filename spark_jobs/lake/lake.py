@@ -35,7 +35,7 @@ from spark_jobs.tables import delta
 from spark_jobs.tables.codegen import interpreting
 from spark_jobs.tables.folders import folder
 from spark_jobs.tables.format import TableFormat
-from spark_jobs.tables.formats import format_at
+from spark_jobs.tables.formats import check_iceberg, format_at
 
 CHANGES: Final = "_changes"
 _WATERMARK: Final = "_watermark"
@@ -87,7 +87,10 @@ class Lake:
     def at(cls, session: SparkSession, path: str) -> Lake:
         """Return the lake under a path, with the format of its tables."""
         places = [f"{path.rstrip('/')}/{name}" for name in (_WATERMARK, CHANGES)]
-        return cls(session, path, table_format=format_at(session, places) or delta)
+        found = format_at(session, places) or delta
+        if found is not delta:
+            check_iceberg(session)
+        return cls(session, path, table_format=found)
 
     def table(self, space: str, prefix: str | None = None) -> BaseTable:
         """Return the table of a space's merged rows."""

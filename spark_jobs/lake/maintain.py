@@ -2,12 +2,10 @@
 
 Micro-batches leave small files, and merges leave files that no version needs any more. For each table the task does this:
 
-* OPTIMIZE compacts small files. Delta prevents OPTIMIZE and a merge from undoing each other: the later commit fails with a
-  conflict, and its writer repeats the step (`tables.retried`).
-* VACUUM removes files that only versions older than --vacuum-hours use. A reader that takes longer than that to read a version,
-  or that reads an older version, would miss them; so would a table whose writer takes longer than that until its commit.
-  Delta therefore refuses a shorter time than the table's own
-  `delta.deletedFileRetentionDuration`, which is a week by default.
+* Small files are compacted. If a merge changes the same files at that moment, the later commit fails, and its writer repeats it.
+* Files go that only versions older than --vacuum-hours use. A reader that takes longer than that to read a version, or that reads
+  an older version, would miss them; so would a table whose writer takes longer than that until its commit. So the time can't be
+  shorter than the one for which the table keeps files by its properties.
 * Events older than --forget-events-after-days are removed from a changelog, complete days at a time.
 * Events that `current` has merged are removed from its own table of events, once no version that --vacuum-hours keeps needs them.
 """
@@ -17,24 +15,28 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.contract.sql_text import literal
+from spark_jobs.contract.sql_text import literal, quoted
 from spark_jobs.errors import JobError
 from spark_jobs.lake.lake import CHANGES, Lake
 from spark_jobs.runner.job import Task
 from spark_jobs.runner.options import add_table_options
 from spark_jobs.runner.registered import all_jobs_folder
-from spark_jobs.tables import delta as tables
+from spark_jobs.tables import delta, iceberg
+from spark_jobs.tables.format import TableFormat
+from spark_jobs.tables.formats import check_iceberg, format_at
 from spark_jobs.tables.location import Location
 from spark_jobs.tables.places import CatalogTable, Table
+from spark_jobs.tables.upkeep import UPKEEP
 
 _WEEK_HOURS: Final = 168
 _DEPTH: Final = 3
-_LOG: Final = "_delta_log"
+_FOLDERS_OF_TABLES: Final[Mapping[str, tuple[str, ...]]] = {delta.NAME: ("_delta_log",), iceberg.NAME: ("data", "metadata")}
+"""Folders in a table's folder that can't contain other tables, by the name of the format."""
 _OF_A_CHANGELOG: Final = frozenset({"date", "seq", "op", "vclock"})
 """Columns that identify a changelog. A table of `changes`, from which other tables may still be made, lacks some of them."""
 _LARGE_BYTES: Final = 10 << 30
@@ -81,9 +83,11 @@ class Maintain(Task):
     def run(self, session: SparkSession, options: argparse.Namespace) -> int:
         """See `Task.run`."""
         found = False
-        for table in _tables(session, options.location):
+        for table, known in _tables(session, options.location):
+            if known is iceberg:
+                check_iceberg(session)
             found = True
-            done = list(_maintain(session, table, options))
+            done = list(_maintain(session, table, known, options))
             print(f"{table}: {'; '.join(done) or 'nothing to do'}", flush=True)
         if not found:
             raise JobError(f"There are no tables in {options.location}. Name the --path or the --catalog that the jobs write to.")
@@ -102,108 +106,86 @@ def _hours(text: str) -> float:
     return hours
 
 
-def _maintain(session: SparkSession, table: Table, options: argparse.Namespace) -> Iterator[str]:
+def _maintain(session: SparkSession, table: Table, known: TableFormat, options: argparse.Namespace) -> Iterator[str]:
     """Maintain one table, and yield what was done, or with --dry-run what would be done."""
-    detail = tables.delta(session, table).detail().select("numFiles", "sizeInBytes", "clusteringColumns", "partitionColumns")
-    files, size, *layout = detail.collect()[0]
+    upkeep = UPKEEP[known.NAME]
+    files, size, has_layout = upkeep.size(session, table)
     if options.vacuum:
-        _check_hours(session, table, options.vacuum_hours)
+        upkeep.check_hours(session, table, options.vacuum_hours)
     days = options.forget_events_after_days
-    if days is not None and set(tables.read(session, table).columns) >= _OF_A_CHANGELOG:
-        yield _forget(session, table, days, is_dry=options.dry_run)
+    if days is not None and set(known.read(session, table).columns) >= _OF_A_CHANGELOG:
+        yield _forget(session, table, known, days, is_dry=options.dry_run)
     if options.forget_merged and isinstance(table, str) and table.rpartition("/")[2] == CHANGES:
-        yield from _forget_merged(session, table, options.vacuum_hours, is_dry=options.dry_run)
+        yield from _forget_merged(session, table, known, options.vacuum_hours, is_dry=options.dry_run)
     if options.optimize and files > 1:
         if options.dry_run:
             yield f"would optimize {files} files of {size} bytes"
         else:
-            yield from _optimize(session, table)
+            yield from upkeep.compact(session, table)
     if options.vacuum:
-        yield _vacuum(session, table, options.vacuum_hours, is_dry=options.dry_run)
-    if size >= _LARGE_BYTES and not any(layout):
+        yield upkeep.clean(session, table, options.vacuum_hours, is_dry=options.dry_run)
+    if size >= _LARGE_BYTES and not has_layout and known is delta:
         yield (
             f"{size >> 30} GiB without partitions or clustering: to make reads by a column faster, stop the job that writes the "
-            f"table and run ALTER TABLE {tables.identifier(table)} CLUSTER BY that column"
+            f"table and run ALTER TABLE {delta.identifier(table)} CLUSTER BY that column"
         )
 
 
-def _optimize(session: SparkSession, table: Table) -> Iterator[str]:
-    metrics = tables.retried(lambda: tables.delta(session, table).optimize().executeCompaction().select("metrics.*").collect()[0])
-    if metrics["numFilesRemoved"]:
-        yield f"optimized {metrics['numFilesRemoved']} files into {metrics['numFilesAdded']}"
-
-
-def _check_hours(session: SparkSession, table: Table, hours: float) -> None:
-    """Raise JobError if Delta would refuse to remove files older than `hours`."""
-    kept = tables.describe(session, table)[0].get("delta.deletedFileRetentionDuration", f"interval {_WEEK_HOURS} hours")
-    allowed = session.sql(f"SELECT {hours} * interval '1' hour >= {kept} AS is_enough").collect()[0]["is_enough"]
-    if not allowed:
-        raise JobError(
-            f"--vacuum-hours {hours:g} is less than {kept}, for which {table} keeps files: a longer read would miss them. If no "
-            f"read takes longer, run ALTER TABLE {tables.identifier(table)} SET TBLPROPERTIES "
-            f"('delta.deletedFileRetentionDuration' = 'interval {hours:g} hours')."
-        )
-
-
-def _vacuum(session: SparkSession, table: Table, hours: float, *, is_dry: bool) -> str:
-    identifier = tables.identifier(table)
-    if is_dry:
-        count = session.sql(f"VACUUM {identifier} RETAIN {hours} HOURS DRY RUN").count()
-        return f"would vacuum {count} files"
-    session.sql(f"VACUUM {identifier} RETAIN {hours} HOURS")
-    return f"vacuumed files older than {hours:g} hours"
-
-
-def _forget(session: SparkSession, table: Table, days: int, *, is_dry: bool) -> str:
+def _forget(session: SparkSession, table: Table, known: TableFormat, days: int, *, is_dry: bool) -> str:
     condition = f"date < date_sub(current_date(), {days})"
-    rows = tables.read(session, table).where(condition).count()
+    rows = known.read(session, table).where(condition).count()
     if rows and not is_dry:
-        tables.delete(session, table, condition)
+        known.delete(session, table, condition)
     return f"{'would forget' if is_dry else 'forgot'} {rows} events older than {days} days"
 
 
-def _forget_merged(session: SparkSession, table: str, hours: float, *, is_dry: bool) -> Iterator[str]:
-    lake = Lake(session, table.rpartition("/")[0])
+def _forget_merged(session: SparkSession, table: str, known: TableFormat, hours: float, *, is_dry: bool) -> Iterator[str]:
+    lake = Lake(session, table.rpartition("/")[0], table_format=known)
     if lake.forgotten_table is None or not lake.has_watermark():
         return
     forgettable = lake.forgettable(time.time() - hours * 3600)
     condition = " or ".join(f"(space = {literal(space)} and seq <= {seq})" for space, seq in forgettable.items()) or "false"
-    rows = tables.read(session, table).where(condition).count()
+    rows = known.read(session, table).where(condition).count()
     if rows and not is_dry:
         lake.forgotten_table.record(forgettable)
-        tables.delete(session, table, condition)
+        known.delete(session, table, condition)
     yield f"{'would forget' if is_dry else 'forgot'} {rows} events that have been merged for {hours:g} hours"
 
 
-def _tables(session: SparkSession, location: Location) -> Iterator[Table]:
-    """Yield the tables that jobs have made at the location; under a path also tables of dead letters."""
+def _tables(session: SparkSession, location: Location) -> Iterator[tuple[Table, TableFormat]]:
+    """Yield the tables that jobs have made at the location, with their formats; under a path also tables of dead letters."""
     if location.path is not None:
         yield from _under(session, location.path, _DEPTH)
         return
-    schema, folder = tables.identifier(CatalogTable(location.schema)), all_jobs_folder(session, location.schema)
+    schema = ".".join(map(quoted, location.schema))
+    folder = all_jobs_folder(session, location.schema) if location.format is delta else None
     for row in session.sql(f"SHOW TABLES IN {schema}").where("not isTemporary").orderBy("tableName").collect():
         table = CatalogTable((*location.schema, row["tableName"]))
-        if tables.is_delta(session, table) and _is_of_a_job(session, table, folder):
-            yield table
+        if location.format is delta and not delta.is_delta(session, table):
+            continue
+        if _is_of_a_job(session, table, location.format, folder):
+            yield table, location.format
 
 
-def _is_of_a_job(session: SparkSession, table: Table, folder: str | None) -> bool:
+def _is_of_a_job(session: SparkSession, table: CatalogTable, known: TableFormat, folder: str | None) -> bool:
     """Return whether a job has made a catalog's table. `folder` is the one that the jobs have in the schema's location."""
-    if any(name.startswith("tarantool_cdc.") for name in tables.describe(session, table)[0]):
+    state = known.state(session, table)
+    if state is not None and any(name.startswith("tarantool_cdc.") for name in state.properties):
         return True
     # Tables that the program only registers, such as the findings of `audit`, have no such property.
-    return folder is not None and tables.table_location(session, table).startswith(f"{folder}/")
+    return folder is not None and delta.table_location(session, table).startswith(f"{folder}/")
 
 
-def _under(session: SparkSession, path: str, depth: int) -> Iterator[str]:
+def _under(session: SparkSession, path: str, depth: int) -> Iterator[tuple[str, TableFormat]]:
     jvm: Any = session.sparkContext._jvm
     hadoop = jvm.org.apache.hadoop.fs.Path(path)
     files = hadoop.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
-    # Delta's own function would treat every folder inside a table as that table.
-    if files.exists(jvm.org.apache.hadoop.fs.Path(path, _LOG)):
-        yield path
+    found = format_at(session, [path])
+    if found is not None:
+        yield path, found
     if depth and files.exists(hadoop):
         folders = [status.getPath() for status in files.listStatus(hadoop) if status.isDirectory()]
-        inner = [folder for folder in folders if "=" not in folder.getName() and folder.getName() != _LOG]
+        own = () if found is None else _FOLDERS_OF_TABLES[found.NAME]
+        inner = [folder for folder in folders if "=" not in folder.getName() and folder.getName() not in own]
         for folder in sorted(inner, key=lambda folder: str(folder.getName())):
             yield from _under(session, str(folder.toString()), depth - 1)

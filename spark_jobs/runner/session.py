@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.errors import JobError
 from spark_jobs.runner.options import Secret
+from spark_jobs.tables.iceberg_tables import STAGED, STAGING_CATALOG
 
 JARS_DIRECTORY_VARIABLE: Final = "TARANTOOL_CDC_SPARK_JARS"
 
@@ -37,6 +38,8 @@ _UNIQUE: Final = (
 _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    # Only used with Iceberg's jar. Here, so that all sessions have it, also those that Spark makes for the batches.
+    f"spark.sql.catalog.{STAGED}": STAGING_CATALOG,
     "spark.sql.session.timeZone": "UTC",
     # Spark shows options of Kafka's clients, for example in plans. A JAAS line contains its password.
     "spark.sql.redaction.options.regex": "(?i)url|jaas|password|secret|token|credential|key$",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from spark_jobs.errors import JobError
@@ -36,6 +37,27 @@ def check_format(session: SparkSession, paths: Sequence[str], wanted: TableForma
                 f"The table at {path} has the format {found.NAME}, and this command was started for {wanted.NAME}. Start it with"
                 f" --table-format {found.NAME}, or with another --path and another --checkpoint."
             )
+
+
+def check_delta(session: SparkSession, path: str, reader: str) -> None:
+    """Raise JobError if the table of events at a path has a format that the command `reader` can't read."""
+    found = format_at(session, [path])
+    if found is not None and found is not delta:
+        raise JobError(
+            f"{reader} can't read the table of events in {path}, as its format is {found.NAME}. It reads those of --table-format"
+            " delta; current --changes reads both."
+        )
+
+
+def check_iceberg(session: SparkSession) -> None:
+    """Raise JobError unless Spark has Iceberg's jar."""
+    jvm: Any = session.sparkContext._jvm
+    try:
+        jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass("org.apache.iceberg.Table")
+    except Py4JError as error:
+        raise JobError(
+            "There are Iceberg tables, and Spark has no jar for them. Start the command with --table-format iceberg."
+        ) from error
 
 
 def _has(session: SparkSession, name: str) -> bool:

@@ -45,6 +45,8 @@ NAME: Final = "iceberg"
 
 _PROPERTIES: Final[Mapping[str, str]] = {
     "format-version": "3",
+    # The version of how numbers are kept; also, by this a table of a job is known in a catalog.
+    "tarantool_cdc.numbers": "1",
     **{f"write.{step}.mode": "merge-on-read" for step in ("delete", "update", "merge")},
     # The rows of a batch belong to few partitions. So the files are written at the same time, without sorting or shuffling rows.
     "write.distribution-mode": "none",
@@ -163,7 +165,7 @@ def append_once(
         append.commit()
         _publish(transaction)
 
-    _retried(step)
+    retried(step)
 
 
 def overwrite(frame: DataFrame, table: Table, *, once: Once | None = None, properties: Mapping[str, str] | None = None) -> None:
@@ -189,7 +191,7 @@ def overwrite(frame: DataFrame, table: Table, *, once: Once | None = None, prope
         _set(transaction, changed)
         _publish(transaction)
 
-    _retried(step)
+    retried(step)
 
 
 def merge_rows(session: SparkSession, table: Table, newest: DataFrame, once: Once | None = None) -> None:
@@ -226,7 +228,7 @@ def merge_rows(session: SparkSession, table: Table, newest: DataFrame, once: Onc
         _publish_branch(load(session, table), base, writer)
 
     try:
-        _retried(step)
+        retried(step)
     except AnalysisException as error:
         if _NAME_TAKEN not in str(error):
             raise
@@ -241,7 +243,7 @@ def delete(session: SparkSession, table: Table, condition: str) -> None:
     def step() -> None:
         session.sql(f"DELETE FROM {identifier(session, table)} WHERE {condition}")  # noqa: S608 - the jobs' own names
 
-    _retried(step)
+    retried(step)
 
 
 def set_properties(session: SparkSession, table: Table, changed: Mapping[str, str]) -> None:
@@ -253,10 +255,24 @@ def set_properties(session: SparkSession, table: Table, changed: Mapping[str, st
             update.set(key, value)
         update.commit()
 
-    _retried(step)
+    retried(step)
 
 
-def _retried(step: Callable[[], None]) -> None:
+def renew(session: SparkSession, table: Table) -> None:
+    """Move the tag to the present version, if others have made it. Otherwise the tag would keep the files before a compaction."""
+
+    def step() -> None:
+        transaction, base = _begin(load(session, table))
+        if base.refs().containsKey(TAG) and base.snapshot(TAG).snapshotId() != base.currentSnapshot().snapshotId():
+            append = transaction.newAppend()
+            _sum_up(append, base, numbers_of(base))
+            append.commit()
+            _publish(transaction)
+
+    retried(step)
+
+
+def retried(step: Callable[[], None]) -> None:
     """Run a step. Repeat it if someone else has committed meanwhile."""
     for last in (*[False] * (_TRIES - 1), True):
         try:

@@ -18,7 +18,9 @@ from spark_jobs.contract.sql_text import quoted
 from spark_jobs.errors import JobError
 from spark_jobs.tables.places import OWN_CATALOG, CatalogTable, Table, qualified
 
-_STAGED: Final = "tarantool_cdc_staged"
+STAGED: Final = "tarantool_cdc_staged"
+"""The catalog with the tables of transactions."""
+STAGING_CATALOG: Final = "org.apache.iceberg.spark.SparkCachedTableCatalog"
 _SETTING: Final = "spark.sql.catalog."
 _PACKAGE: Final = "org.apache.iceberg.spark."
 
@@ -33,12 +35,12 @@ def identifier(session: SparkSession, table: Table) -> str:
 
 def find(session: SparkSession, table: Table) -> Any:
     """Return the table with its present metadata; None if there is none. Raises JobError if it isn't one of Iceberg's."""
-    catalog, *schema, name = _parts(session, table)
-    _check(catalog)
-    jvm: Any = session.sparkContext._jvm
-    known = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergCatalog(session._jsparkSession, catalog)
+    catalog, name = _java_catalog(session, table)
     try:
-        return known.loadTable(_java_name(session, schema, name))
+        found = catalog.loadTable(name)
+        if isinstance(table, CatalogTable):
+            found.refresh()  # unlike the catalogs of this module, others may cache their tables
+        return found
     except (PySparkException, Py4JError) as error:
         text = str(error)
         # In a catalog without schemas Iceberg takes a missing table's name, such as `files`, for one of its tables of metadata.
@@ -63,14 +65,13 @@ def made(
     session: SparkSession, table: Table, schema: StructType, partition_by: Sequence[str], properties: Mapping[str, str]
 ) -> Any:
     """Return a transaction that creates a table; None if another writer has just created it."""
-    catalog, *parents, name = _parts(session, table)
+    catalog, name = _java_catalog(session, table)
     jvm: Any = session.sparkContext._jvm
     columns = java_schema(session, schema)
     spec = jvm.org.apache.iceberg.PartitionSpec.builderFor(columns)
     for column in partition_by:
         spec = spec.identity(column)
-    known = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergCatalog(session._jsparkSession, catalog)
-    builder = known.buildTable(_java_name(session, parents, name), columns).withPartitionSpec(spec.build())
+    builder = catalog.buildTable(name, columns).withPartitionSpec(spec.build())
     for key, value in properties.items():
         builder = builder.withProperty(key, value)
     try:
@@ -84,11 +85,13 @@ def made(
 @contextmanager
 def staged(session: SparkSession, table: Any) -> Iterator[str]:
     """Yield a name in SQL for a transaction's table. What Spark writes to it becomes part of the transaction."""
-    _know(session, _STAGED, {"": f"{_PACKAGE}SparkCachedTableCatalog"})
+    # Spark looks for it in the settings of the session that the thread uses, which needn't be this one.
+    for known in {session, SparkSession.getActiveSession() or session}:
+        _know(known, STAGED, {"": STAGING_CATALOG})
     cache, key = _cache(session), uuid4().hex
     cache.add(key, table)
     try:
-        yield f"{_STAGED}.`{key}`"
+        yield f"{STAGED}.`{key}`"
     finally:
         cache.remove(key)
 
@@ -122,6 +125,20 @@ def _know(session: SparkSession, catalog: str, settings: Mapping[str, str]) -> N
         for name, value in settings.items():
             session.conf.set(f"{_SETTING}{catalog}{name}", value)
         known.add(catalog)
+
+
+def _java_catalog(session: SparkSession, table: Table) -> tuple[Any, Any]:
+    """Return Iceberg's catalog with a table, and the table's name in it. Raises JobError."""
+    jvm: Any = session.sparkContext._jvm
+    if isinstance(table, str):
+        parent, _, name = qualified(session, table).rstrip("/").rpartition("/")
+        # Not the session's own one, which Spark looks for in the settings of the session that the thread uses.
+        catalog = jvm.org.apache.iceberg.hadoop.HadoopCatalog(session.sparkContext._jsc.hadoopConfiguration(), parent)
+        return catalog, _java_name(session, (), name)
+    known, *schema, name = table.parts
+    _check(known)
+    catalog = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergCatalog(session._jsparkSession, known)
+    return catalog, _java_name(session, schema, name)
 
 
 def _check(catalog: str) -> None:

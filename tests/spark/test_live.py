@@ -23,7 +23,9 @@ from spark_jobs.contract.source import Topics
 from spark_jobs.current import read_current
 from spark_jobs.errors import JobError
 from spark_jobs.materialize.images import Fold
-from tests.spark.messages import SPACE_ID, Message, put, schema, snapshot, truncate, update
+from spark_jobs.tables import iceberg
+from tests.spark import duck
+from tests.spark.messages import SPACE_ID, Message, delete, put, schema, snapshot, truncate, update
 
 pytestmark = pytest.mark.spark
 
@@ -124,6 +126,42 @@ def test_jobs_see_committed_transactions_once_and_go_on_where_they_were(
     assert [row["_row"] for row in read_current(spark, users).collect()] == ['{"id":8,"name":"c","balance":8}']
     orders = str(tmp_path / "current" / "tables" / "orders")
     assert [row["_row"] for row in read_current(spark, orders).collect()] == ['{"id":1,"name":"o"}']
+
+
+def test_iceberg_tables_are_right_wherever_the_job_dies(
+    spark: SparkSession, daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With rows staged and not committed, and with a commit that no batch knows of."""
+    arguments = ["current", *daemon.arguments(tmp_path), "--table-format", "iceberg"]
+    publish = iceberg._publish
+
+    def dies(folder: str, *, is_committed: bool) -> None:
+        def in_the_middle(transaction: Any) -> None:
+            table = transaction.table()
+            is_it = table.location().endswith(folder) and table.currentSnapshot().summary().get("added-records")
+            if not is_it or is_committed:
+                publish(transaction)
+            if is_it:
+                raise JobError("died")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(iceberg, "_publish", in_the_middle)
+            assert run.main(arguments) == 1
+
+    daemon.send(schema(0), *(put("c", {"id": number, "name": "a", "balance": number}, number) for number in range(1, 26)))
+    dies("/_changes", is_committed=False)
+    dies("/_changes", is_committed=True)
+    assert run.main(arguments) == 0
+    daemon.send(put("u", {"id": 7, "name": "b", "balance": 70}, 26), update(8, [{"op": "+", "field": "balance", "value": 2}], 27))
+    daemon.send(delete(9, 28))
+    dies("/users", is_committed=True)
+    assert run.main(arguments) == 0
+    balances = {number: number for number in range(1, 26) if number != 9} | {7: 70, 8: 10}
+    tables = tmp_path / "tables"
+    assert sorted(duck.rows("select id, balance from iceberg_scan(?)", str(tables / "users"))) == sorted(balances.items())
+    assert sorted(duck.rows("select seq from iceberg_scan(?)", str(tables / "_changes"))) == [(seq,) for seq in range(1, 29)]
+    shown = read_current(spark, str(tables / "users"), "watermark")
+    assert {int(row["id"]): int(row["balance"]) for row in shown.collect()} == balances
 
 
 def test_the_command_ends_with_a_sentence(

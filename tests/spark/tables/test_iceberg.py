@@ -10,7 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.errors import JobError
-from spark_jobs.tables import iceberg, iceberg_tables
+from spark_jobs.tables import delta, formats, iceberg, iceberg_tables
 from spark_jobs.tables.format import Once, OvertakenError
 from spark_jobs.tables.places import CatalogTable, qualified
 
@@ -122,3 +122,14 @@ def test_names_of_metadata_are_ordinary_names_of_spaces(spark: SparkSession, tmp
 def test_spark_catalog_stays_deltas(spark: SparkSession) -> None:
     with pytest.raises(JobError, match="can't keep its tables in spark_catalog"):
         iceberg.exists(spark, CatalogTable(("spark_catalog", "lake", "users")))
+
+
+def test_commands_refuse_tables_of_a_format_that_they_do_not_read(spark: SparkSession, table: str) -> None:
+    known = formats.format_at(spark, [f"{table}/none", table])
+    assert known is not None
+    assert known.NAME == "iceberg"
+    with pytest.raises(JobError, match="has the format iceberg, and this command was started for delta"):
+        formats.check_format(spark, [table], delta)
+    formats.check_format(spark, [table, f"{table}/none"], known)
+    with pytest.raises(JobError, match="history_of can't read the table of events in"):
+        formats.check_delta(spark, table, "history_of")

@@ -1,0 +1,93 @@
+"""Maintenance of Iceberg tables (upkeep.py): rewrite_data_files, expire_snapshots and remove_orphan_files.
+
+The files that no snapshot names are looked for in the table's own folders `data` and `metadata` only: other tables may be in its
+folder. None is removed before the age at which snapshots may expire, as the files of a running write are named by none, either.
+Iceberg repeats a compaction's commit on top of what the jobs have committed meanwhile, unless they have changed the same rows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.errors import JobError
+from spark_jobs.tables import iceberg
+from spark_jobs.tables.iceberg_tables import identifier, load
+from spark_jobs.tables.places import Table
+
+_KEPT: Final = "history.expire.max-snapshot-age-ms"
+_FIVE_DAYS_MS: Final = 5 * 24 * 3600 * 1000
+_HOUR_MS: Final = 3600 * 1000
+_MANIFESTS_MAX: Final = 100
+"""Number of manifests from which they are rewritten, too."""
+
+
+def size(session: SparkSession, table: Table) -> tuple[int, int, bool]:
+    """See `Upkeep.size`."""
+    found = load(session, table)
+    summary = found.currentSnapshot().summary()
+    return (
+        int(summary.get("total-data-files") or 0),
+        int(summary.get("total-files-size") or 0),
+        bool(found.spec().isPartitioned()),
+    )
+
+
+def compact(session: SparkSession, table: Table) -> Iterator[str]:
+    """See `Upkeep.compact`."""
+    done: list[str] = []
+
+    def step() -> None:
+        found = load(session, table)
+        result = _actions(session).rewriteDataFiles(found).option("min-input-files", "2").execute()
+        if result.rewrittenDataFilesCount():
+            done.append(f"rewrote {result.rewrittenDataFilesCount()} files into {result.addedDataFilesCount()}")
+        found.refresh()
+        if found.currentSnapshot().allManifests(found.io()).size() >= _MANIFESTS_MAX:
+            _actions(session).rewriteManifests(found).execute()
+
+    iceberg.retried(step)
+    yield from done
+
+
+def check_hours(session: SparkSession, table: Table, hours: float) -> None:
+    """See `Upkeep.check_hours`."""
+    kept_ms = int(load(session, table).properties().get(_KEPT) or _FIVE_DAYS_MS)
+    if hours * _HOUR_MS < kept_ms:
+        raise JobError(
+            f"--vacuum-hours {hours:g} is less than {kept_ms / _HOUR_MS:g} hours, for which {table} keeps snapshots: a longer"
+            f" read or batch would miss its files. If none takes longer, run ALTER TABLE {identifier(session, table)} SET"
+            f" TBLPROPERTIES ('{_KEPT}' = '{int(hours * _HOUR_MS)}')."
+        )
+
+
+def clean(session: SparkSession, table: Table, hours: float, *, is_dry: bool) -> str:
+    """See `Upkeep.clean`."""
+    found = load(session, table)
+    before_ms = int(time.time() * 1000 - hours * _HOUR_MS)
+    if is_dry:
+        current = found.currentSnapshot().snapshotId()
+        old = [one for one in found.snapshots() if one.timestampMillis() < before_ms and one.snapshotId() != current]
+        return f"would expire {len(old)} snapshots"
+    iceberg.renew(session, table)
+    found.refresh()
+    _actions(session).expireSnapshots(found).expireOlderThan(before_ms).retainLast(1).execute()
+    for folder in ("data", "metadata"):
+        place = f"{found.location()}/{folder}"
+        if _is_there(session, place):
+            _actions(session).deleteOrphanFiles(found).location(place).olderThan(before_ms).execute()
+    return f"expired snapshots and removed files older than {hours:g} hours"
+
+
+def _actions(session: SparkSession) -> Any:
+    jvm: Any = session.sparkContext._jvm
+    return jvm.org.apache.iceberg.spark.actions.SparkActions.get(session._jsparkSession)
+
+
+def _is_there(session: SparkSession, name: str) -> bool:
+    jvm: Any = session.sparkContext._jvm
+    path = jvm.org.apache.hadoop.fs.Path(name)
+    return bool(path.getFileSystem(session.sparkContext._jsc.hadoopConfiguration()).exists(path))
