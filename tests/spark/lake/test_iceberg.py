@@ -25,6 +25,13 @@ from tests.spark.sinks import current_sink
 pytestmark = pytest.mark.spark
 
 TOPICS = Topics("nowhere:9092", "shop")
+# Names that Iceberg, or Spark's MERGE, uses itself.
+RESERVED = (
+    *("_file", "_pos", "_deleted", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number", "_change_type"),
+    *("_change_ordinal", "_commit_snapshot_id", "__row_operation", "__row_id", "file_path", "pos", "a.b"),
+)
+COLUMNS = (("id", "unsigned"), ("balance", "unsigned"), *((name, "unsigned") for name in RESERVED))
+NAMED = {name: number for number, name in enumerate(RESERVED)}
 KEPT = "history.expire.max-snapshot-age-ms"
 
 
@@ -47,11 +54,13 @@ def test_maintain_removes_what_no_version_needs_and_nothing_else(
     def balances(as_of: int | None = None) -> dict[str, int]:
         return {row["_key"]: int(row["balance"]) for row in read_current(spark, users, as_of).collect()}
 
-    process(0, schema(0), *(put("c", {"id": key, "balance": 1}, key) for key in range(1, 6)))
-    process(1, put("u", {"id": 1, "balance": 2}, 6), delete(2, 7), put("c", {"id": 9, "balance": 9}, 8))
+    process(0, schema(0, columns=COLUMNS), *(put("c", {"id": key, "balance": 1}, key) for key in range(1, 6)))
+    process(1, put("u", {"id": 1, "balance": 2}, 6), delete(2, 7), put("c", {"id": 9, "balance": 9, **NAMED}, 8))
     expected = {'{"id":1}': 2, '{"id":3}': 1, '{"id":4}': 1, '{"id":5}': 1, '{"id":9}': 9}
     assert (balances(), balances(watermark(spark, path))) == (expected, expected)
     assert balances(5) == dict.fromkeys((f'{{"id":{key}}}' for key in range(1, 6)), 1)
+    (nine,) = iceberg.read(spark, users).where("id = 9").collect()
+    assert [int(value) for value in nine[-len(RESERVED) :]] == list(NAMED.values())
     # What a process left that was killed before its commit.
     iceberg._stage(iceberg_tables.load(spark, users), iceberg.read(spark, users), gets_columns=False)
 
