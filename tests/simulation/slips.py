@@ -215,15 +215,15 @@ SLIPS: Final = (
     Slip("an ACK too early", _early_ack, 5),
     Slip("a settle before the store", _early_settle, 5),
     Slip("a CONFIRM of another owner", _other_owner, 10, is_python=True),
-    Slip("a marker lost", _lost_marker, 20, kinds=("markers left out",)),
+    Slip("a marker lost", _lost_marker, 40, kinds=("markers left out",)),
     Slip("a schema applied a row too late", _late_schema, 40, is_python=True),
     Slip("an overlay not dropped on abort", _kept_overlay, 30, kinds=("messages refused",)),
     Slip("a repeated BEGIN", _repeated_begin, 20, is_python=True),
     Slip("an off-by-one in catch-up", _off_by_one, 30, is_python=True, kinds=("kill",)),
-    Slip("a fencing ignored", _ignored_fencing, 10, kinds=("take-over",)),
+    Slip("a fencing ignored", _ignored_fencing, 60, kinds=("take-over",)),
     Slip("a spool not truncated", _uncut_spool, 80, is_python=True),
     Slip("a tombstone before its delete", _early_tombstone, 5),
-    Slip("a standby that starts too soon", _hasty_standby, 10, kinds=("second daemon",)),
+    Slip("a standby that starts too soon", _hasty_standby, 60, kinds=("second daemon",)),
 )
 
 
