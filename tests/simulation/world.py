@@ -378,6 +378,8 @@ class World:
         scheduler.run(lambda: self._left == 0 and scheduler.now >= last, 10_000, check=self._check)
         scheduler.note("calm")
         self.brokers.faults.calm()
+        for replica in list(self.network.members.values())[1:]:
+            scheduler.after(0.1, lambda replica=replica: self._replicate(replica))  # type: ignore[misc]
         self.is_disk_full = False
         self.restart()
         is_there = scheduler.run(self._is_settled, PATIENCE_SECONDS, check=self._check)
