@@ -145,6 +145,9 @@ class Judge:
         """Kafka has lost the newest checkpoints, and this is what is left."""
         left = [entry.value for _, entry in partition.committed() if entry.key == _POSITION_KEY and entry.value]
         self._offsets[CHECKPOINT, 0] = partition.end
+        # Whoever wrote what is left has the name again, for all that anybody can know.
+        writer = json.loads(left[-1])["writer"] if left else ""
+        self._writers = self._writers[: self._writers.index(writer) + 1] if writer in self._writers else [""]
         self.decided, self.may_jump = Position.from_json(json.loads(left[-1])) if left else Position(), True
 
     def claimed(self, process: Process, *, takes_over: bool) -> None:
