@@ -18,6 +18,7 @@ from spark_jobs.runner.session import JARS_DIRECTORY_VARIABLE
 from tests.live import console_consumer
 
 ROOT: Final = Path(__file__).resolve().parents[2]
+FLEET: Final = ROOT / "docs" / "fleet.md"
 PAGES: Final = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / ".github").glob("*.md")))
 
 _TIMEOUT_SECONDS: Final = 300

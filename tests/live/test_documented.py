@@ -19,8 +19,9 @@ import pytest
 from cdc.local.interface import KafkaServer, TarantoolServer
 from cdc.local.ports import free_port
 from cdc.local.process import ChildProcess
-from tests.live.commands import PAGES, ROOT, Reader, blocks, commands
+from tests.live.commands import FLEET, PAGES, ROOT, Reader, blocks, commands
 from tests.live.waiting import wait_for
+from tests.simulation.__main__ import options
 
 if TYPE_CHECKING:
     from tests.live.spark_java import SparkJava
@@ -180,16 +181,21 @@ def test_installed_as_the_readme_says(tmp_path: Path, libraries: str) -> None:
 
 
 def test_every_command_is_one_that_a_test_types() -> None:
-    """Those of make and pytest name a target and files; those of Kafka's rights are typed in test_rights."""
+    """Those of make and pytest name a target and files, the simulation's are options that it has.
+
+    Others are typed elsewhere: those of Kafka's rights in test_rights, a fleet's in test_fleet.
+    """
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     typed = {*commands(README), *commands(OPERATIONS), of(SPARK, "spark_jobs changelog")}
     for page in PAGES:
-        for command in commands(page):
+        for command in () if page == FLEET else commands(page):
             program, *words = command.split("#")[0].split()
             if program == "make":
                 assert words[0] in targets, command
             elif "pytest" in words:
                 assert all((ROOT / word).exists() for word in words if word.startswith("tests")), command
+            elif "tests.simulation" in words:
+                options().parse_args(words[2:])
             elif page == SPARK and command not in typed:
                 assert " ".join([".venv/bin/python", *words]) in set(commands(README)), command
             else:

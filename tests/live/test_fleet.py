@@ -18,6 +18,7 @@ import pytest
 from cdc.local.interface import KafkaServer, TarantoolServer
 from cdc.local.ports import free_port
 from tests.conftest import TarantoolFactory
+from tests.live.commands import FLEET, commands
 from tests.live.forked import CdcProcess, run_command
 from tests.live.topics import TopicReader
 from tests.live.waiting import wait_for
@@ -93,14 +94,18 @@ class Fleet:
             format = "console"
         """)
         self._runs: list[CdcProcess] = []
+        self.typed: list[list[str]] = []
+        """The commands, as words, without the program."""
 
     def start(self, *options: str) -> CdcProcess:
         """Start the fleet's process."""
+        self.typed.append(["run", "--config", self.file.name, *options])
         self._runs.append(CdcProcess("fleet", ["run", "--config", str(self.file), *options], log_file=self._log))
         return self._runs[-1]
 
     def command(self, name: str, *options: str) -> str:
         """What a command prints, which must succeed."""
+        self.typed.append([name, "--config", self.file.name, *options])
         ended = run_command(name, "--config", str(self.file), *options, timeout_seconds=120)
         assert ended.returncode == 0, (ended.stdout, ended.stderr)
         return ended.stdout
@@ -215,14 +220,11 @@ def test_two_shards(fleet: Fleet) -> None:
     assert (states["s1"]["restarts"], states["s2"]["restarts"]) == (1, 0)
     assert states["s1"]["process_id"] != victim
 
-    text = fleet.command("status")
-    assert all(f"shard        {name}" in text for name in SHARDS)
     assert f"name         {fleet.prefix}.s2" in fleet.command("status", "--shard", "s2")
     metrics = fleet.page("/metrics")
     assert all(f'tarantool_cdc_ready{{shard="{name}"}} 1.0' in metrics for name in SHARDS)
     assert 'tarantool_cdc_shard_restarts_total{shard="s1"} 1' in metrics
     assert fleet.page("/ready").count("streaming") == len(SHARDS)
-    assert "no failure in 2 shards" in fleet.command("check")
     fleet.command("snapshot", "--shard", "s1", "orders")
     wait_for("its rows again", lambda: _republished(fleet) == {"s1"})
     _check_marks(fleet, len(rows))
@@ -234,22 +236,27 @@ def test_two_shards(fleet: Fleet) -> None:
 
 @pytest.mark.timeout(600)
 def test_the_fleets_process_is_killed(tmp_path: Path, kafka: KafkaServer, masters: dict[str, TarantoolServer]) -> None:
-    """Its daemons stop in order; one of them can go on alone."""
+    """Its daemons stop in order; one of them can go on alone. Meanwhile each command of the documentation is typed."""
     fleet = Fleet(tmp_path, kafka, masters, "shared")
     try:
         run = fleet.start()
         wait_for("both stream", fleet.caught_up)
+        assert all(f"shard        {name}" in fleet.command("status") for name in SHARDS)
+        assert "no failure in 2 shards" in fleet.command("check")
         processes = [state["process_id"] for state in fleet.statuses().values()]
         run.kill()
         wait_for("both daemons have ended", lambda: not any(_runs(process) for process in processes))
         for number, master in enumerate(masters.values()):
             master.eval(CHANGES, 1 + 5 * number, 7, 5)
-        alone = fleet.start("--shard", "s2", "--until-caught-up")
+        alone = fleet.start("--shard", "s1", "--until-caught-up")
         assert alone.exit_status(wait_seconds=180) == 0, alone.log_text()
         rest = fleet.start("--until-caught-up")
         assert rest.exit_status(wait_seconds=180) == 0, rest.log_text()
         fleet.check()
         assert fleet.command("check", "--shard", "s1").splitlines()[-1] == "run would start"
+        for command in commands(FLEET):
+            words = command.partition("#")[0].split()[1:]
+            assert any(typed[: len(words)] == words for typed in fleet.typed), command
     finally:
         fleet.close()
 

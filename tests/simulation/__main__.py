@@ -16,15 +16,20 @@ from tests.simulation.shrinking import shrunk
 from tests.simulation.world import Result, run_seed
 
 
-def main() -> int:
-    """Run what was asked for; the status is 1 if a seed fails."""
+def options() -> argparse.ArgumentParser:
+    """What may be asked for."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
     parser.add_argument("--seeds", type=int, default=200, help="how many seeds")
     parser.add_argument("--first", type=int, default=1, help="the first one")
     parser.add_argument("--hours", type=float, help="end after so much time, whatever is left")
     parser.add_argument("--steer", action="store_true", help="draw the faults more often that lead where few seeds have been")
     parser.add_argument("--replay", help="one run, as a failure prints it")
-    given = parser.parse_args()
+    return parser
+
+
+def main() -> int:
+    """Run what was asked for; the status is 1 if a seed fails."""
+    given = options().parse_args()
     if given.replay is not None:
         plan = json.loads(given.replay)
         result = run_seed(plan["seed"], faults=[Fault(**fault) for fault in plan["faults"]], rounds=plan["rounds"])

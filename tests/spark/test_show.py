@@ -31,7 +31,12 @@ def test_its_session_is_told_where_the_tables_are(monkeypatch: pytest.MonkeyPatc
     given = ["--master", "local[1]", "--jars-dir", "jars", "--spark-conf", "spark.hadoop.fs.s3a.secret.key=$THE_SECRET"]
     assert show.main(["s3a://bucket/current/users", *given]) == 1
     assert asked == [
-        {"master": "local[1]", "jars_directory": "jars", "settings": {"spark.hadoop.fs.s3a.secret.key": "s3cret"}},
+        {
+            "master": "local[1]",
+            "jars_directory": "jars",
+            "settings": {"spark.hadoop.fs.s3a.secret.key": "s3cret"},
+            "table_format": "delta",
+        },
     ]
     assert "no Spark here" in capsys.readouterr().err
 
