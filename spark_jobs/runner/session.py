@@ -73,6 +73,11 @@ _SETTINGS: Final[Mapping[str, str]] = {
     # Largest method, in bytes, that Java compiles; 64 KB by default, which it would run in its slow interpreter.
     # Spark divides larger programs, as of rows with many columns, into small methods.
     "spark.sql.codegen.hugeMethodLimit": "8000",
+    # The job prints a line for each batch. Spark's bar of tasks, which has no line ends, would stand between them.
+    "spark.ui.showConsoleProgress": "false",
+    # Number of partitions into which Delta divides a table's log to read it; 50 by default, for logs of millions of files. On a
+    # cluster each is a task, in every batch and for every table.
+    "spark.databricks.delta.snapshotPartitions": "8",
     # Parquet abandons a dictionary after a megabyte of values. Building it until then costs a third of writing an event.
     **{f"spark.hadoop.parquet.enable.dictionary#{column}": "false" for column in _UNIQUE},
 }
@@ -87,7 +92,6 @@ _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     # Spark writes down the plan of each query for that page, so in the shortest form.
     "spark.sql.ui.explainMode": "simple",
-    "spark.ui.showConsoleProgress": "false",
 }
 
 _COLLECTOR: Final = "-XX:+UseParallelGC"
