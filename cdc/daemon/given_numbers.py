@@ -40,19 +40,28 @@ class GivenNumbers:
         self.witnesses = Witnesses(kept=self.file.kept)
         """What remembers given numbers besides the checkpoint and the store, as of the last reading of the checkpoint."""
 
-    def checkpoint_read(self, publisher: Publisher, stored: Checkpoint, committed: Position | None) -> None:
+    def name_claimed(self, publisher: Publisher, stored: Checkpoint, committed: Position | None) -> None:
+        """Note that this process has claimed its name and read the checkpoint, as in `checkpoint_read`.
+
+        The ends of the topics are read, unless the last run or this one has at_least_once delivery: then events may be newer than
+        the checkpoint. They are read at each claim: before it, another process may have had the name, and Kafka may have lost the
+        checkpoints of that one. Raises ConnectionLostError.
+        """
+        newest = publisher.newest_numbers() if self._config.kafka.delivery == "exactly_once" else Numbers()
+        may_be_passed = self.file.may_be_passed
+        if self._topics is None:
+            was_ahead = may_be_passed and newest.seq > Numbers.of(stored.position).seq
+            self._note_cluster(stored, ahead_until=newest.seq if was_ahead else 0)
+        self._topics = (self._topics or Numbers()) | (Numbers() if may_be_passed else newest)
+        self.checkpoint_read(stored, committed)
+
+    def checkpoint_read(self, stored: Checkpoint, committed: Position | None) -> None:
         """Note that the checkpoint has been read from Kafka, which may have lost the newest ones, or topics.
 
-        `committed` is the last position that this process has committed. The first time, the ends of the topics are read, unless
-        the last run or this one has at_least_once delivery: then events may be newer than the checkpoint. Raises
-        ConnectionLostError.
+        `committed` is the last position that this process has committed.
         """
-        if self._topics is None:
-            newest = publisher.newest_numbers() if self._config.kafka.delivery == "exactly_once" else Numbers()
-            was_ahead = self.file.may_be_passed and newest.seq > Numbers.of(stored.position).seq
-            self._topics = Numbers() if self.file.may_be_passed else newest
-            self._note_cluster(stored, ahead_until=newest.seq if was_ahead else 0)
-        self.witnesses = Witnesses(kept=self.file.kept, process=committed, topics=self._topics, others=stored.others)
+        topics = self._topics or Numbers()
+        self.witnesses = Witnesses(kept=self.file.kept, process=committed, topics=topics, others=stored.others)
 
     def _note_cluster(self, stored: Checkpoint, *, ahead_until: int) -> None:
         kafka, admin = self._config.kafka, KafkaClients(self._config.name, self._config.kafka).admin()

@@ -436,7 +436,7 @@ class Daemon:
         self._writers |= {self._writer_id, self._checkpoint.writer}
         try:
             if self._given is not None:
-                self._given.checkpoint_read(publisher, self._checkpoint, self._committed)
+                self._given.name_claimed(publisher, self._checkpoint, self._committed)
         except CdcError:
             _discard(publisher)
             raise
@@ -482,7 +482,7 @@ class Daemon:
                 return
             self._checkpoint = checkpoint
             if self._given is not None:
-                self._given.checkpoint_read(self._publisher, checkpoint, self._publisher.committed)
+                self._given.checkpoint_read(checkpoint, self._publisher.committed)
             self._publisher.reset()
             return
 

@@ -144,6 +144,24 @@ def test_the_process_itself_knows_what_it_has_committed(place: Place) -> None:
     assert second.known.given.seq >= 3
 
 
+def test_a_process_that_was_fenced_learns_what_another_one_has_published(place: Place) -> None:
+    """Kafka loses the other one's checkpoints with its claim, so the first process has the name again."""
+    other = Place(place.directory / "other")
+    other.cluster = place.cluster
+
+    def is_taken_over(beginning: Beginning) -> bool:
+        submits(1)(beginning)
+        left = len(place.cluster.written(CHECKPOINT))
+        other.run(submits(2, 3))
+        place.lose(CHECKPOINT, but=left)
+        return submits(2)(beginning)
+
+    first, second = place.run(is_taken_over, ends)
+    assert first.known.thrown_back is None
+    assert second.known.thrown_back == "there is no checkpoint, but the topics have events up to seq 3"
+    assert second.known.given.seq == 3
+
+
 def test_once_the_checkpoint_is_ahead_again_the_daemon_goes_on_from_there(place: Place) -> None:
     place.run(submits(1, 2, 3))
     place.lose(CHECKPOINT, but=1)
