@@ -224,7 +224,9 @@ def _compare(known: Known) -> tuple[_Store, str | None]:
             return _Store.LEVEL, None
         # Or those at the store, if the interrupted snapshot had published nothing but its beginning.
         says_the_same = (store.seq, store.schema_version, store.rekeyed) == (kafka.seq, kafka.schema_version, kafka.rekeyed)
-        if says_the_same and not kafka.snapshot.is_complete and kafka.vclock.covers(store.vclock):
+        # Not if it was compared with nothing, and this is another daemon's store: consumers would sweep the rows that it skips.
+        keeps_rows = kafka.snapshot.sweep_seq in (0, store.snapshot.sweep_seq)
+        if says_the_same and keeps_rows and not kafka.snapshot.is_complete and kafka.vclock.covers(store.vclock):
             return _Store.LEVEL, None
         return _Store.USELESS, "the state store lacks the end of the last snapshot"
     if store.vclock == kafka.vclock:

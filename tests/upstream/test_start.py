@@ -145,6 +145,11 @@ def both(seq: int, lsn: int, snapshot_id: int = 1, *, complete: bool = True, rep
     )
 
 
+def sweeping(lsn: int, snapshot_id: int, *, sweep_seq: int) -> Position:
+    """A running snapshot after which consumers sweep what has come up to there and not since."""
+    return replace(both(5, lsn), snapshot=SnapshotState(snapshot_id, is_complete=False, sweep_seq=sweep_seq))
+
+
 TOGETHER: dict[str, tuple[Position | None, Position | None, str]] = {
     "both are new": (None, None, "go on"),
     "no checkpoint": (None, both(5, 10), "empty it"),
@@ -175,6 +180,16 @@ TOGETHER: dict[str, tuple[Position | None, Position | None, str]] = {
         "empty it",
     ),
     "it has begun, and the store is ahead": (both(5, 12, 2, complete=False), both(5, 13, 1), "empty it"),
+    "it has begun, and all rows before it are to be swept": (
+        sweeping(12, 3, sweep_seq=7),
+        both(5, 10, 2, complete=False),
+        "empty it",
+    ),
+    "it has begun again, and the same rows are to be swept": (
+        sweeping(12, 3, sweep_seq=4),
+        sweeping(10, 2, sweep_seq=4),
+        "go on",
+    ),
     "the store lacks the end of the snapshot": (both(7, 10), both(5, 10, complete=False), "empty it, snapshot"),
     "the store lacks the snapshot": (both(7, 10, 2), both(5, 9, 1), "empty it, snapshot"),
 }
