@@ -73,14 +73,18 @@ _SETTINGS: Final[Mapping[str, str]] = {
     # Largest method, in bytes, that Java compiles; 64 KB by default, which it would run in its slow interpreter.
     # Spark divides larger programs, as of rows with many columns, into small methods.
     "spark.sql.codegen.hugeMethodLimit": "8000",
+    # Parquet abandons a dictionary after a megabyte of values. Building it until then costs a third of writing an event.
+    **{f"spark.hadoop.parquet.enable.dictionary#{column}": "false" for column in _UNIQUE},
+}
+
+_NEW_SETTINGS: Final[Mapping[str, str]] = {
     # The job prints a line for each batch. Spark's bar of tasks, which has no line ends, would stand between them.
     "spark.ui.showConsoleProgress": "false",
     # Number of partitions into which Delta divides a table's log to read it; 50 by default, for logs of millions of files. On a
     # cluster each is a task, in every batch and for every table.
     "spark.databricks.delta.snapshotPartitions": "8",
-    # Parquet abandons a dictionary after a megabyte of values. Building it until then costs a third of writing an event.
-    **{f"spark.hadoop.parquet.enable.dictionary#{column}": "false" for column in _UNIQUE},
 }
+"""Settings of a session that is made here, on any master; an existing one keeps its own."""
 
 _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     # 200 by default, each of them a task with its own overhead. A single machine has few cores.
@@ -142,12 +146,13 @@ def build_session(
     else Spark downloads them. If there is a session already, it is used, with its own number of shuffle partitions.
     """
     given = dict(settings or {})
-    chosen = dict(_SETTINGS)
+    is_new = SparkSession.getActiveSession() is None
+    chosen = {**_SETTINGS, **(_NEW_SETTINGS if is_new else {})}
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted or master is not None:
         master = master or given.get("spark.master", "local[*]")
         chosen["spark.master"] = master
-        if master.startswith("local") and SparkSession.getActiveSession() is None:  # an existing session keeps its settings
+        if master.startswith("local") and is_new:
             chosen |= {**_LOCAL_SETTINGS, **_java_options(given)}
             # Workers would use the first python3 on PATH. PySpark reads this from the environment only, not from its settings.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
