@@ -137,7 +137,7 @@ def _add_watch_arguments(watch: _CommandParser) -> None:
 def _run(options: argparse.Namespace) -> int:
     fleet = _fleet(options)
     if fleet is not None:
-        _log(next(iter(fleet.shards.values())))
+        _log(fleet.shared)
         from cdc.commands.run import run_fleet
 
         run_fleet(fleet, options.config, until_caught_up=options.until_caught_up, **_orders(options))
@@ -179,7 +179,7 @@ def _orders(options: argparse.Namespace) -> dict[str, bool]:
 
 def _check(options: argparse.Namespace) -> int:
     fleet = _fleet(options)
-    settings = _daemon(options) if fleet is None else next(iter(fleet.shards.values()))
+    settings = _daemon(options) if fleet is None else fleet.shared
     log.configure(settings.log.format, "warning")
     from cdc.commands.check import check, check_fleet
 

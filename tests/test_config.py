@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cdc.config import ENVIRONMENT_PREFIX, Config, fleet, load, parse
+from cdc.config import ENVIRONMENT_PREFIX, Config, fleet, parse
 from cdc.config.timeouts import Timeouts
 from cdc.errors import ConfigurationError
 
@@ -313,7 +313,7 @@ def test_the_registry_has_a_section_of_its_own(tmp_path: Path, monkeypatch: pyte
         'password_file = "password"\nproperties = { "ssl.ca.location" = "ca.pem" }\n'
     )
     monkeypatch.setenv("TARANTOOL_CDC__FORMAT__REGISTRY__SUBJECT", "record")
-    config = load(file)
+    config = fleet.load_daemon(file, None)
     assert config.format.registry.client_settings() == {
         "url": "http://r:8081",
         "ssl.ca.location": str(tmp_path / "ca.pem"),
@@ -374,27 +374,27 @@ def test_file(tmp_path: Path) -> None:
         "linger.ms" = 5
         """,
     )
-    config = load(path)
+    config = fleet.load_daemon(path, None)
     assert isinstance(config, Config)
     assert config.kafka.properties == {"linger.ms": 5}
 
 
 def test_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"can't be read: No such file.*--config"):
-        load(tmp_path / "none.toml")
+        fleet.load_daemon(tmp_path / "none.toml", None)
 
 
 @pytest.mark.parametrize("text", ["name = ", b"\xff\xfe", "[a]\n[a]", f'password = "{SECRET}'])
 def test_file_that_is_not_toml(tmp_path: Path, text: str | bytes) -> None:
     with pytest.raises(ConfigurationError, match="isn't TOML") as caught:
-        load(write(tmp_path, text))
+        fleet.load_daemon(write(tmp_path, text), None)
     assert SECRET not in str(caught.value)
 
 
 def test_file_with_mistakes_is_named(tmp_path: Path) -> None:
     path = write(tmp_path, "x = 1")
     with pytest.raises(ConfigurationError) as caught:
-        load(path)
+        fleet.load_daemon(path, None)
     assert f"the configuration {path} has mistakes:" in str(caught.value)
     assert "  x: no such key" in str(caught.value)
     assert "  source: is missing" in str(caught.value)
@@ -428,7 +428,7 @@ def test_paths_begin_at_the_configuration_and_not_where_it_is_started(tmp_path: 
     found = []
     for start, name in ((tmp_path, "etc/shop.toml"), (home, "shop.toml"), (home / "secrets", "../shop.toml"), (Path("/"), file)):
         monkeypatch.chdir(start)
-        found.append(load(Path(name)))
+        found.append(fleet.load_daemon(Path(name), None))
     for config in found:
         assert config.state.path.resolve() == home / "state"
         assert config.source.members()[0].password is not None
@@ -441,11 +441,11 @@ def test_paths_of_the_environment_begin_at_the_configuration_too(tmp_path: Path,
     file = file_with(tmp_path)
     for given, path in (("elsewhere", tmp_path / "elsewhere"), ("/srv/cdc", Path("/srv/cdc"))):
         monkeypatch.setenv("TARANTOOL_CDC__STATE__PATH", given)
-        assert load(file).state.path == path
+        assert fleet.load_daemon(file, None).state.path == path
 
 
 def test_librdkafkas_word_for_the_systems_certificates_is_no_path(tmp_path: Path) -> None:
-    config = load(file_with(tmp_path, 'properties = {"ssl.ca.location" = "probe"}'))
+    config = fleet.load_daemon(file_with(tmp_path, 'properties = {"ssl.ca.location" = "probe"}'), None)
     assert config.kafka.properties == {"ssl.ca.location": "probe"}
 
 
@@ -524,7 +524,7 @@ def test_a_table_in_two_places_or_on_several_lines(tmp_path: Path, text: str) ->
     file = tmp_path / "cdc.toml"
     file.write_text(text)
     with pytest.raises(ConfigurationError) as caught:
-        load(file)
+        fleet.load_daemon(file, None)
     assert str(caught.value).startswith(f"the configuration {file} isn't TOML: ")
     hint = "Write each table once: as [kafka] with its keys in the lines below, or as kafka = { … } within one line."
     assert str(caught.value).endswith(hint)
@@ -583,7 +583,7 @@ def test_settings_of_topics_that_nothing_could_be_written_to() -> None:
 def test_the_salt_is_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rules = 'rules = [{ spaces = "users", hash = ["email"] }]'
     path = file_with(tmp_path, "[columns]", 'salt_file = "salt"', rules)
-    columns = load(path).columns
+    columns = fleet.load_daemon(path, None).columns
     with pytest.raises(ConfigurationError, match=r"columns\.salt_file can't be read"):
         columns.secret()
     (tmp_path / "salt").write_text("short\n")
@@ -592,6 +592,6 @@ def test_the_salt_is_a_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     (tmp_path / "salt").write_text(f"{SECRET}-and-some-more\n")
     assert columns.secret() == f"{SECRET}-and-some-more".encode()
     monkeypatch.setenv("TARANTOOL_CDC__COLUMNS__SALT", f"{SECRET}-and-some-more")
-    config = load(file_with(tmp_path, "[columns]", rules))
+    config = fleet.load_daemon(file_with(tmp_path, "[columns]", rules), None)
     assert config.columns.secret() == f"{SECRET}-and-some-more".encode()
     assert SECRET not in f"{config!r} {config} {config.model_dump()}"

@@ -18,7 +18,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cdc.config import ENVIRONMENT_PREFIX, Config, load, parse
+from cdc.config import ENVIRONMENT_PREFIX, Config, parse
+from cdc.config.fleet import load_daemon
 from cdc.errors import ConfigurationError
 from cdc.protocol.requests import scramble
 from tests.fakes.profiles import MANY, SOME
@@ -186,7 +187,7 @@ LINES = ['password = "%s', "password = %s", "%s", "[%s", 'password = "%s" x', TW
 def test_in_a_file(tmp_path_factory: pytest.TempPathFactory, secret: str, line: str, encoding: str) -> None:
     path = tmp_path_factory.mktemp("config") / "shop.toml"
     path.write_bytes(f'name = "shop"\n[source]\n{line.replace("%s", secret)}\n'.encode(encoding))
-    check(lambda: load(path))
+    check(lambda: load_daemon(path, None))
 
 
 @pytest.mark.parametrize("content", [f"{MARK}\n".encode(), b"\xff\xfe" + MARK.encode(), b"", b"\n"])

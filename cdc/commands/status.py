@@ -28,7 +28,7 @@ def status(config: Config, say: Callable[[str], object], *, as_json: bool) -> No
 
 def fleet_status(fleet: Fleet, say: Callable[[str], object], *, as_json: bool) -> None:
     """Ask a fleet's process, and print the status of all its daemons. Raises as `status`."""
-    found = ask(fleet.name, next(iter(fleet.shards.values())).http.address, "/status")
+    found = ask(fleet.name, fleet.shared.http.address, "/status")
     if "shards" not in found:
         raise RequestError(
             f"a daemon {fleet.name!r} answers at http.listen, not the process of a fleet",

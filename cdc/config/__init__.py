@@ -358,11 +358,6 @@ _NO_PATH: Final = "probe"
 """Value of `ssl.ca.location` that isn't a path: librdkafka then searches for the system's certificates."""
 
 
-def load(path: Path) -> Config:
-    """Read and validate a daemon's configuration file. Raises ConfigurationError, which lists every mistake with its key."""
-    return of_file(read(path), path)
-
-
 def of_file(values: dict[str, Any], path: Path) -> Config:
     """Validate a file's values. Relative paths in it, or in the environment, are relative to its directory.
 

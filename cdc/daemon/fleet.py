@@ -27,7 +27,8 @@ from cdc.daemon.fleet_processes import Failure, FleetProcesses, Phase
 from cdc.daemon.supervised import failure_in
 from cdc.errors import CdcError, ConfigurationError
 from cdc.ops import asking
-from cdc.ops.fleet_page import FleetServer, ShardView
+from cdc.ops.bounded_server import BoundedServer
+from cdc.ops.fleet_page import ShardView, fleet_server
 
 _Event = Callable[[], None]
 Command = Callable[[str, int], Sequence[str]]
@@ -54,7 +55,6 @@ class FleetDaemon:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         # Ports at which the running daemons serve their status.
         self._ports: dict[str, int | None] = {}
-        self._failures: dict[str, Failure] = {}
         # Safe to use in a signal handler that interrupts its reader.
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._server = self._listen()
@@ -84,7 +84,7 @@ class FleetDaemon:
                     self._events.get(timeout=processes.wait_seconds(time.monotonic()))()
         finally:
             if self._server is not None:
-                self._server.close()
+                self._server.stop()
         for name, sentence in processes.problems():
             raise FleetError(f"the fleet {self._fleet.name!r} ends because of its shard {name!r}: {sentence}")
         self._log.info("the fleet has stopped")
@@ -149,13 +149,13 @@ class FleetDaemon:
 
     # Status.
 
-    def _listen(self) -> FleetServer | None:
-        http = next(iter(self._fleet.shards.values())).http
+    def _listen(self) -> BoundedServer | None:
+        http = self._fleet.shared.http
         address = http.address
         if address is None:
             return None
         try:
-            return FleetServer(address, self._fleet.name, self._fleet.topics, self.views, http.allowed_hosts)
+            return fleet_server(address, self._fleet.name, self._fleet.topics, self.views, http.allowed_hosts)
         except ConfigurationError as error:
             raise asking.listener_conflict_error(self._fleet.name, address, "") or error from error
 

@@ -44,7 +44,7 @@ class Failure:
 
 @dataclass(slots=True)
 class ShardProcess:
-    """What is known of a shard's process. `error` is why it ended last; None once it has run for long."""
+    """What is known of a shard's process. `error` is why it ended last, None if that was in order."""
 
     phase: Phase = Phase.WAITING
     start_at: float = 0.0

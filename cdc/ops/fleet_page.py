@@ -53,69 +53,61 @@ class _Answer(NamedTuple):
 Views = Callable[[], Mapping[str, ShardView]]
 
 
-class FleetServer:
-    """HTTP server for a fleet, on a separate thread."""
+def fleet_server(
+    address: tuple[str, int], name: str, topics: str, views: Views, allowed_hosts: Collection[str] = ()
+) -> BoundedServer:
+    """Return a fleet's HTTP server, which serves on a separate thread, also requests for the host names `allowed_hosts`.
 
-    def __init__(
-        self, address: tuple[str, int], name: str, topics: str, views: Views, allowed_hosts: Collection[str] = ()
-    ) -> None:
-        """Listen, and answer also requests for the host names `allowed_hosts`. Raises ConfigurationError if it can't listen."""
+    Raises ConfigurationError if it can't listen.
+    """
 
-        class Handler(BoundedHandler):
-            def do_GET(self) -> None:  # noqa: N802 - the library's name
-                path = self.path.split("?")[0]
-                if path.startswith(SHARDS):
-                    self._forward("GET")
-                elif path == "/status":
-                    self.answer(200, "application/json", json.dumps(_status(name, topics, views()), indent=1).encode())
-                elif path == "/metrics":
-                    shown = views()
-                    pages = {shard: answer.body.decode() for shard, answer in _ask_all(shown, "/metrics").items()}
-                    self.answer(200, CONTENT_TYPE_LATEST, "\n".join(merged(pages, shown)).encode() + b"\n")
-                elif path == "/health":
-                    self.answer(200, "text/plain", _lines(views(), "/health")[1])
-                elif path == "/ready":
-                    are_ready, lines = _lines(views(), "/ready")
-                    self.answer(200 if are_ready else 503, "text/plain", lines)
-                else:
-                    self.answer(404, "text/plain", b"there are /metrics, /health, /ready, /status and /shards/<shard>/...\n")
+    class Handler(BoundedHandler):
+        def do_GET(self) -> None:  # noqa: N802 - the library's name
+            path = self.path.split("?")[0]
+            if path.startswith(SHARDS):
+                self._forward("GET")
+            elif path == "/status":
+                self.answer(200, "application/json", json.dumps(_status(name, topics, views()), indent=1).encode())
+            elif path == "/metrics":
+                shown = views()
+                pages = {shard: answer.body.decode() for shard, answer in _ask_all(shown, "/metrics").items()}
+                self.answer(200, CONTENT_TYPE_LATEST, "\n".join(merged(pages, shown)).encode() + b"\n")
+            elif path == "/health":
+                self.answer(200, "text/plain", _lines(views(), "/health")[1])
+            elif path == "/ready":
+                are_ready, lines = _lines(views(), "/ready")
+                self.answer(200 if are_ready else 503, "text/plain", lines)
+            else:
+                self.answer(404, "text/plain", b"there are /metrics, /health, /ready, /status and /shards/<shard>/...\n")
 
-            def do_POST(self) -> None:  # noqa: N802 - the library's name
-                if self.path.startswith(SHARDS):
-                    self._forward("POST")
-                else:
-                    self.answer(404, "text/plain", b"orders are for one daemon: POST /shards/<shard>/snapshot\n")
+        def do_POST(self) -> None:  # noqa: N802 - the library's name
+            if self.path.startswith(SHARDS):
+                self._forward("POST")
+            else:
+                self.answer(404, "text/plain", b"orders are for one daemon: POST /shards/<shard>/snapshot\n")
 
-            def _forward(self, method: str) -> None:
-                shard, _, path = self.path.removeprefix(SHARDS).partition("/")
-                view = views().get(shard)
-                if view is None or view.port is None:
-                    problem = "no daemon of that shard runs now" if view is not None else f"there is no shard {shard[:100]!r}"
-                    self.answer(503 if view is not None else 404, "application/json", json.dumps({"error": problem}).encode())
-                    return
-                length = self.headers.get("Content-Length", "0")
-                if not length.isdecimal() or int(length) > BODY_BYTES_MAX or "Transfer-Encoding" in self.headers:
-                    self.answer(400, "application/json", b'{"error": "the body must be as long as Content-Length says"}')
-                    return
-                body = self.rfile.read(int(length))
-                self.server.extend_deadline(self.connection, ANSWER_TIMEOUT_SECONDS)
-                headers = {"Content-Type": self.headers.get("Content-Type", "")} if method == "POST" else {}
-                found = _ask(view.port, method, f"/{path}", body, headers, ANSWER_TIMEOUT_SECONDS)
-                if found is None:
-                    found = _Answer(503, "application/json", b'{"error": "the daemon of that shard doesn\'t answer"}')
-                self.answer(*found)
+        def _forward(self, method: str) -> None:
+            shard, _, path = self.path.removeprefix(SHARDS).partition("/")
+            view = views().get(shard)
+            if view is None or view.port is None:
+                problem = "no daemon of that shard runs now" if view is not None else f"there is no shard {shard[:100]!r}"
+                self.answer(503 if view is not None else 404, "application/json", json.dumps({"error": problem}).encode())
+                return
+            length = self.headers.get("Content-Length", "0")
+            if not length.isdecimal() or int(length) > BODY_BYTES_MAX or "Transfer-Encoding" in self.headers:
+                self.answer(400, "application/json", b'{"error": "the body must be as long as Content-Length says"}')
+                return
+            body = self.rfile.read(int(length))
+            self.server.extend_deadline(self.connection, ANSWER_TIMEOUT_SECONDS)
+            headers = {"Content-Type": self.headers.get("Content-Type", "")} if method == "POST" else {}
+            found = _ask(view.port, method, f"/{path}", body, headers, ANSWER_TIMEOUT_SECONDS)
+            if found is None:
+                found = _Answer(503, "application/json", b'{"error": "the daemon of that shard doesn\'t answer"}')
+            self.answer(*found)
 
-        self._server = BoundedServer.listening(_KEY, address, Handler, allowed_hosts)
-        self._server.start()
-
-    @property
-    def port(self) -> int:
-        """The port; if port 0 was requested, the one that the system chose."""
-        return self._server.port
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._server.stop()
+    server = BoundedServer.listening(_KEY, address, Handler, allowed_hosts)
+    server.start()
+    return server
 
 
 def _status(name: str, topics: str, views: Mapping[str, ShardView]) -> dict[str, Any]:
