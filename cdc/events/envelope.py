@@ -76,6 +76,11 @@ def move_text(move: Move) -> bytes:
     return b',"move":"%b","bucket_id":%d%b' % (move.kind.encode(), move.bucket_id, generation)
 
 
+def origin_text(prefix: str, shard: str) -> bytes:
+    """Return the source's `name`, and `shard` if the daemon is one of a fleet's, up to the comma behind them."""
+    return b'"name":%b,' % encode(prefix) + (b'"shard":%b,' % encode(shard) if shard else b"")
+
+
 def times(microseconds: int) -> bytes:
     """Return Debezium's three fields for a time, given in microseconds since the epoch."""
     return b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d' % (microseconds // 1000, microseconds, microseconds * 1000)
@@ -272,8 +277,8 @@ class Envelope:
         self.columns: ColumnRules = NO_COLUMN_RULES
         """Rules that say which fields of rows are published, and which are masked."""
         # Ends before the time, the first variable field.
-        whose = encode(prefix) + (b',"shard":%b' % encode(shard) if shard else b"")
-        self.source = b',"source":{"version":%b,"connector":"tarantool","name":%b,' % (encode(version), whose)
+        origin = origin_text(prefix, shard)
+        self.source = b',"source":{"version":%b,"connector":"tarantool",%b' % (encode(version), origin)
 
     @property
     def compiled_source(self) -> tuple[bytes, bool]:

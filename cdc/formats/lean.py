@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 
-from cdc.events.envelope import SEQ, Envelope, KeyPieces, SharedPieces, SpaceEvents, move_text
+from cdc.events.envelope import SEQ, Envelope, KeyPieces, SharedPieces, SpaceEvents, move_text, origin_text
 from cdc.events.json_values import encode
 from cdc.events.moves import Move
 from cdc.formats.avro_events import AvroEnvelope, shard_of
@@ -50,8 +50,7 @@ class LeanEnvelope(_Lean):
 
     def __init__(self, version: str, prefix: str, keys: KeyPieces | None = None, shard: str = "") -> None:
         super().__init__(version, prefix, keys, shard)
-        whose = encode(prefix) + (b',"shard":%b' % encode(shard) if shard else b"")
-        self._lean_source = b',"source":{"name":%b,"ts_ms":' % whose
+        self._lean_source = b',"source":{%b"ts_ms":' % origin_text(prefix, shard)
 
     @property
     def compiled_source(self) -> tuple[bytes, bool]:

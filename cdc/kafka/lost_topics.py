@@ -68,7 +68,7 @@ class LostTopics:
             )
             missing.append(end)
         self._topic_admin.ensure({topic for topic, _, _ in missing})
-        self._topic_admin.remember(spaces_by_topic(stored, names_of(self._config)), [self._schema_topic] if forms else [])
+        self._topic_admin.remember(spaces_by_topic(stored, names), [self._schema_topic] if forms else [])
         self._next_check = time.monotonic() + CHECK_SECONDS
         self._begins = self._first_offsets(existing)
         return Batch(list(missing), 0, 0, 0, position, True, {}, [], 0.0) if missing else None
