@@ -262,7 +262,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         if options.changes is None and len(named) < 2:
             parser.error("--bootstrap-servers and --prefix are required, or --changes")
     if options.job in JOBS:
-        able = [name for name, job in JOBS.items() if options.__dict__.get("table_format", delta.NAME) in job.formats]
+        able = [name for name, job in JOBS.items() if getattr(options, "table_format", delta.NAME) in job.formats]
         if JOBS[options.job].has_tables and options.job not in able:
             parser.error(
                 f"{options.job} can't write --table-format {options.table_format}; these jobs can: {', '.join(able)}. For"

@@ -19,7 +19,7 @@ from spark_jobs.contract.envelope import parse
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.lake.event_table import PREFIX
-from spark_jobs.tables import delta as tables
+from spark_jobs.tables import delta
 from spark_jobs.tables.formats import check_delta
 
 CONTROL_TOPICS: Final = ("transaction", "snapshot")
@@ -119,7 +119,7 @@ class TableSource:
     def prefix(self) -> str:
         """Return the topic prefix of the table's events. Raises JobError if there is no such table."""
         check_delta(self._session, self._path, "audit --changes")
-        state = tables.state(self._session, self._path)
+        state = delta.state(self._session, self._path)
         found = None if state is None else state.properties.get(PREFIX)
         if found is None or not self._has_offsets():
             raise JobError(
@@ -130,7 +130,7 @@ class TableSource:
 
     def _has_offsets(self) -> bool:
         """Return whether all events have their offsets. Those of a job `current` lack them, at least those of newer versions."""
-        rows = tables.read(self._session, self._path)
+        rows = delta.read(self._session, self._path)
         return "kafka_offset" in rows.columns and rows.where("kafka_offset is null").isEmpty()
 
     def stream(self, topics: Topics) -> DataFrame:
@@ -154,14 +154,14 @@ class TableSource:
 
     def numbers(self, offsets: Places) -> DataFrame:  # noqa: ARG002 - a table is read completely
         """See `Source.numbers`."""
-        return tables.read(self._session, self._path).select("seq")
+        return delta.read(self._session, self._path).select("seq")
 
     def snapshots(self) -> list[tuple[int, dict[str, Any]]]:
         """See `Source.snapshots`."""
         path = f"{self._path}/_control"
-        if tables.state(self._session, path) is None:
+        if delta.state(self._session, path) is None:
             return []
-        rows = tables.read(self._session, path).where("kind = 'snapshot'").select("position", "value").collect()
+        rows = delta.read(self._session, path).where("kind = 'snapshot'").select("position", "value").collect()
         return sorted(((int(row["position"]), json.loads(row["value"])) for row in rows), key=lambda record: record[0])
 
     def snapshots_beside(self) -> list[tuple[int, dict[str, Any]]]:
@@ -172,7 +172,7 @@ class TableSource:
         """See `Source.first_offsets`; the table's lowest offsets."""
         first = F.min("kafka_offset").alias("first")
         found: dict[str, dict[str, int]] = {}
-        for row in tables.read(self._session, self._path).groupBy("kafka_topic", "kafka_partition").agg(first).collect():
+        for row in delta.read(self._session, self._path).groupBy("kafka_topic", "kafka_partition").agg(first).collect():
             found.setdefault(row["kafka_topic"], {})[str(row["kafka_partition"])] = row["first"]
         return found
 

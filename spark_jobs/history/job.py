@@ -23,7 +23,7 @@ from spark_jobs.history.store import History
 from spark_jobs.lake.event_table import PREFIX, AppendRules, EventTable
 from spark_jobs.runner.checkpoint import claim
 from spark_jobs.runner.job import Job, Sink, Task, query_of_batch
-from spark_jobs.tables import delta as tables
+from spark_jobs.tables import delta
 from spark_jobs.tables.formats import check_delta
 from spark_jobs.tables.places import qualified
 
@@ -122,7 +122,7 @@ class HistoryOf(Task):
         """See `Task.run`."""
         source = qualified(session, options.changes)
         check_delta(session, source, self.name)
-        state = tables.state(session, source)
+        state = delta.state(session, source)
         prefix = None if state is None else state.properties.get(PREFIX)
         if prefix is None:
             raise JobError(
@@ -139,7 +139,7 @@ class HistoryOf(Task):
         stream = session.readStream.format("delta").option("skipChangeCommits", "true").load(source)
         writer = stream.writeStream.foreachBatch(append).option("checkpointLocation", options.checkpoint)
         writer.trigger(availableNow=True).start().awaitTermination()
-        history.add_control(control_versions(tables.read(session, f"{source}/_control")))
+        history.add_control(control_versions(delta.read(session, f"{source}/_control")))
         history.prepare()
         for name in history.spaces():
             history.bring_up_to_date(name)

@@ -23,7 +23,7 @@ from spark_jobs.contract.forms import Form, Forms
 from spark_jobs.errors import JobError
 from spark_jobs.history.intervals import ENDING_SCHEMA, intervals, seq_at, shown, shown_columns
 from spark_jobs.history.keys import Move, moves, with_moves
-from spark_jobs.tables import delta as tables
+from spark_jobs.tables import delta
 from spark_jobs.tables.folders import folder
 
 _VERSIONS: Final = "_versions"
@@ -73,8 +73,8 @@ class History:
 
     def prepare(self) -> None:
         """Enable the change data feed of the table of versions. The feed costs nothing if rows are only appended."""
-        if tables.describe(self._session, self.versions_path)[0].get(_FEED) != "true":
-            tables.set_properties(self._session, self.versions_path, {_FEED: "true"})
+        if delta.describe(self._session, self.versions_path)[0].get(_FEED) != "true":
+            delta.set_properties(self._session, self.versions_path, {_FEED: "true"})
 
     def add_control(self, records: DataFrame) -> None:
         """Append those control records (`intervals.control_versions`) that the table doesn't have yet."""
@@ -85,13 +85,13 @@ class History:
 
     def exists(self) -> bool:
         """Return whether any versions have been appended."""
-        return tables.exists(self._session, self.versions_path)
+        return delta.exists(self._session, self.versions_path)
 
     def versions(self) -> DataFrame:
         """Return all versions. Raises JobError if there is no history."""
-        if not tables.exists(self._session, self.versions_path):
+        if not delta.exists(self._session, self.versions_path):
             raise JobError(f"There is no history in {self._path}: job `history` begins one with its first batch.")
-        return tables.read(self._session, self.versions_path)
+        return delta.read(self._session, self.versions_path)
 
     def spaces(self) -> dict[str, Space]:
         """Return all spaces by their last names."""
@@ -112,8 +112,8 @@ class History:
         """Remove the intervals from the tables of former names: a renamed space has all of them under its last name."""
         names = self._forms().names() - self.spaces().keys()
         for path in (f"{self._path}/{folder(name, (_VERSIONS,))}" for name in sorted(names)):
-            if tables.exists(self._session, path) and tables.describe(self._session, path)[1]:
-                tables.delete(self._session, path, "true")
+            if delta.exists(self._session, path) and delta.describe(self._session, path)[1]:
+                delta.delete(self._session, path, "true")
 
     def _forms(self) -> Forms:
         records = self.versions().where("space = '~schema' and op = 'schema'").orderBy("seq").collect()
@@ -158,9 +158,9 @@ class History:
     def bring_up_to_date(self, name: str) -> str:
         """Update the space's table of intervals, and return its path. A repeated call without new versions changes nothing."""
         space, path = self.space(name), f"{self._path}/{folder(name, (_VERSIONS,))}"
-        appended = tables.version(self._session, self.versions_path)
-        is_new = not tables.exists(self._session, path)
-        known = {} if is_new else tables.describe(self._session, path)[0]
+        appended = delta.version(self._session, self.versions_path)
+        is_new = not delta.exists(self._session, path)
+        known = {} if is_new else delta.describe(self._session, path)[0]
         if known.get(_APPENDED) == str(appended):
             return path
         # An earlier version of the job has written other columns for the same form.
@@ -168,20 +168,20 @@ class History:
         # If rows have got other keys, an event may change versions of any of a row's keys, or tell that they haven't.
         count = str(len(self._moves(space)))
         if not is_current or known.get(_MOVES, "0") != "0" or count != "0":
-            tables.overwrite(self.intervals(name), path)
+            delta.overwrite(self.intervals(name), path)
         else:
             try:
                 self._merge_new(space, path, int(known[_APPENDED]) + 1, appended)
             except (PySparkException, Py4JError) as error:
                 if not (_VACUUMED.search(str(error)) or _TAKEN_NAME in str(error)):
                     raise
-                tables.overwrite(self.intervals(name), path)
+                delta.overwrite(self.intervals(name), path)
         properties = {_FORM: space.form.to_json(), _APPENDED: str(appended), _MOVES: count}
-        tables.set_properties(self._session, path, properties)
+        delta.set_properties(self._session, path, properties)
         return path
 
     def _has_columns(self, path: str, form: Form) -> bool:
-        return tables.read(self._session, path).columns == shown_columns(form)
+        return delta.read(self._session, path).columns == shown_columns(form)
 
     def _merge_new(self, space: Space, path: str, first: int, last: int) -> None:
         """Merge the intervals of the keys that these versions of the table of versions have changed."""

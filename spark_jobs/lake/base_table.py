@@ -14,6 +14,7 @@ transaction number of an application. Delta stores this number in the same commi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from typing import Final
 
@@ -154,18 +155,11 @@ class BaseTable:
         Returns False if the format can't, because a column has a name that MERGE uses itself. Nothing has changed then.
         """
         check_merged(self.merged, merged)
-        if self._has_taken_name:
-            return False
         # The number of a MERGE is a setting of the session, so each table has its own session.
         session = self._own_session = self._own_session or self._session.newSession()
-        try:
-            self._format.merge_rows(session, self.path, newest, Once(_MERGED, merged))
-        except NameTakenError:
-            if not self.has_columns_of_form:
-                raise
-            self._has_taken_name = True
+        is_done = self._by_name(lambda: self._format.merge_rows(session, self.path, newest, Once(_MERGED, merged)))
         self.refresh()
-        return not self._has_taken_name
+        return is_done
 
     def advance(self, merged: int) -> None:
         """Record that the rows haven't changed up to the seq `merged`."""
@@ -176,14 +170,7 @@ class BaseTable:
 
     def sweep(self, seq: int) -> None:
         """Delete all rows up to a seq. All events before the sweep must be merged, or older versions would lack these rows."""
-        if not self._has_taken_name:
-            try:
-                self._format.delete(self._session, self.path, f"_seq <= {seq}")
-            except NameTakenError:
-                if not self.has_columns_of_form:
-                    raise
-                self._has_taken_name = True
-        if self._has_taken_name:
+        if not self._by_name(lambda: self._format.delete(self._session, self.path, f"_seq <= {seq}")):
             self._format.overwrite(self._format.read(self._session, self.path).where(F.col("_seq") > seq), self.path)
         self.refresh()
 
@@ -215,6 +202,18 @@ class BaseTable:
         """Record from which version of the other table this one must take over the rows, even if that table changes meanwhile."""
         self._format.set_properties(self._session, self.path, {_AWAITS: f"{form.point}@{version}"})
         self.refresh()
+
+    def _by_name(self, step: Callable[[], None]) -> bool:
+        """Run a step that needs names of its own for columns, and return whether the table leaves it these."""
+        if self._has_taken_name:
+            return False
+        try:
+            step()
+        except NameTakenError:
+            if not self.has_columns_of_form:
+                raise
+            self._has_taken_name = True
+        return not self._has_taken_name
 
     def _overwrite(self, rows: DataFrame, form: Form, application: str, number: int) -> None:
         # The rows come from a fixed version of the table, so it doesn't matter if `maintain` compacts the table meanwhile. If the

@@ -17,7 +17,7 @@ from spark_jobs.lake.base_table import BaseTable
 from spark_jobs.lake.control import Control
 from spark_jobs.lake.lake import Lake
 from spark_jobs.runner.output import tell
-from spark_jobs.tables import delta as tables
+from spark_jobs.tables import delta
 from spark_jobs.tables.location import Location
 from spark_jobs.tables.places import CatalogTable
 
@@ -72,11 +72,11 @@ class FreshViews:
         if lake.forgotten_table is not None:
             lake.forgotten_table.create()
         name = self._location.named(space, _SUFFIX)
-        self._put(name, space, text, tables.identifier(table.path))
+        self._put(name, space, text, delta.identifier(table.path))
         self._texts[space] = text
 
     def _put(self, name: CatalogTable, space: str, text: str, base: str) -> None:
-        identifier = tables.identifier(name)
+        identifier = delta.identifier(name)
         if not self._session.catalog.tableExists(identifier):
             comment = f"The newest rows of the space {space}. The job `current` of tarantool-cdc keeps this view."
             self._session.sql(f"CREATE VIEW {identifier} COMMENT {literal(comment)} AS {text}")

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark_jobs.errors import JobError
 from spark_jobs.lake.positions import Positions
 from spark_jobs.materialize.order import Order, Partition
-from spark_jobs.tables import delta as tables
+from spark_jobs.tables import delta
 from spark_jobs.tables.codegen import varying
 from spark_jobs.tables.state_files import StateFiles
 
@@ -46,11 +46,11 @@ class HeldEvents:
         ready = rows
         if any(row["last"] > order.complete for row in ranges):
             waiting = rows.where(F.col("seq") > order.complete).withColumns({_QUERY: F.lit(query), _BATCH: varying(batch)})
-            tables.append_once(waiting, self._table, partition_by=(), application=query, batch=batch, gets_columns=True)
+            delta.append_once(waiting, self._table, partition_by=(), application=query, batch=batch, gets_columns=True)
             ready = rows.where(F.col("seq") <= order.complete)
-        if order.complete > before and tables.exists(self._session, self._table):
+        if order.complete > before and delta.exists(self._session, self._table):
             released = (F.col("seq") > before) & (F.col("seq") <= order.complete)
-            stored = tables.read(self._session, self._table)
+            stored = delta.read(self._session, self._table)
             own = stored.where((F.col(_QUERY) == query) & (F.col(_BATCH) < batch) & released)
             ready = ready.unionByName(own.drop(_QUERY, _BATCH), allowMissingColumns=True).select(*rows.columns)
         return ready, late
@@ -60,9 +60,9 @@ class HeldEvents:
 
         Later ones of another query stay: if its checkpoint is used again, that query has read them already.
         """
-        if tables.exists(self._session, self._table):
+        if delta.exists(self._session, self._table):
             _, before = self._stored(batch, query) or (Order(), -1)
-            tables.delete(self._session, self._table, f"seq <= {before}")
+            delta.delete(self._session, self._table, f"seq <= {before}")
 
     def _order(self, found: Mapping[Partition, int], batch: int, query: str) -> tuple[Order, int]:
         """Return the state after the batch, and what was complete before it."""

@@ -32,7 +32,7 @@ from spark_jobs.materialize.images import ENDING_SCHEMA, STORED_SCHEMA, last_row
 from spark_jobs.materialize.keys import key_changes, rekeyed
 from spark_jobs.materialize.publishing import TAIL, KafkaPublisher, Publication, Publisher, destination
 from spark_jobs.runner.job import Job, Sink
-from spark_jobs.tables import delta as tables
+from spark_jobs.tables import delta
 from spark_jobs.tables.codegen import varying
 
 _COMPACT_EVERY: Final = 20
@@ -138,7 +138,7 @@ class MaterializeSink(Sink):
             left = left.unionByName(self._emptied(rows, batch, query))
             if self._has_learned:
                 left = left.unionByName(self._swept(records, batch, query))
-            tables.append_once(left, self._rows_path, partition_by=(), application=query, batch=batch)
+            delta.append_once(left, self._rows_path, partition_by=(), application=query, batch=batch)
             self._settled |= self._applied
         finally:
             for frame in (read, rows, whole):
@@ -150,9 +150,9 @@ class MaterializeSink(Sink):
 
         If the row of such an event was deleted, nothing else tells: the stored rows are without it.
         """
-        if not tables.exists(self._session, self._path) or late.isEmpty():
+        if not delta.exists(self._session, self._path) or late.isEmpty():
             return ready
-        table = tables.read(self._session, self._path)
+        table = delta.read(self._session, self._path)
         check_order(late, stored, table)
         place = ["seq", "kafka_topic", "kafka_partition"]
         return ready.join(table.where(F.col("batch") < batch).select(*place), place, "left_anti").select(*ready.columns)
@@ -194,7 +194,7 @@ class MaterializeSink(Sink):
         records = {kind: control_topics.values(self._read_topic(topic)) for kind, topic in self._control.items()}
         self._forms = Forms(self._control["schema"], records["schema"])
         told = [(kind, place, text) for kind, texts in records.items() for place, text in enumerate(texts)]
-        ControlTable(self._session, self._path, tables).write(told)
+        ControlTable(self._session, self._path, delta).write(told)
         return self._forms
 
     def _needed(self, rows: DataFrame) -> dict[tuple[int, int], Form]:
@@ -208,17 +208,17 @@ class MaterializeSink(Sink):
 
     def _stored(self, batch: int, query: str) -> DataFrame:
         """Return the last row of each key before this batch."""
-        if not tables.exists(self._session, self._rows_path):
+        if not delta.exists(self._session, self._rows_path):
             return self._session.createDataFrame([], STORED_SCHEMA)
         before = (F.col("query") != query) | (F.col("batch") < batch)
-        found = tables.read(self._session, self._rows_path)
+        found = delta.read(self._session, self._rows_path)
         stored = newest(found.where(before & F.col("key").isNotNull()).drop("query", "batch"))
         if batch > 0 and batch % _COMPACT_EVERY == 0:
             # The batches before this one are final, so no batch needs older rows. If this batch is repeated, the rows that it
             # appended the first time stay: Delta doesn't append them again.
             kept = stored.withColumns({"query": F.lit(query), "batch": varying(batch - 1)})
             others = found.where(~before | F.col("key").isNull())
-            tables.overwrite(kept.where("row is not null").unionByName(others), self._rows_path)
+            delta.overwrite(kept.where("row is not null").unionByName(others), self._rows_path)
             self._held.clean(batch, query)
         return stored
 
@@ -229,8 +229,8 @@ class MaterializeSink(Sink):
         there.
         """
         found = rows.where("op = 't'").select("space_id", F.col("seq").alias("up_to"), F.col("seq").alias("at"))
-        if tables.exists(self._session, self._rows_path):
-            earlier = tables.read(self._session, self._rows_path).where("key is null")
+        if delta.exists(self._session, self._rows_path):
+            earlier = delta.read(self._session, self._rows_path).where("key is null")
             at = F.expr("coalesce(cast(row AS bigint), seq)")
             found = found.unionByName(earlier.select("space_id", F.col("seq").alias("up_to"), at.alias("at")))
         swept = self._sweeps(self._read_topic(self._control["snapshot"]))

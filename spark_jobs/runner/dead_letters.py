@@ -22,7 +22,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from spark_jobs.runner.job import REFUSED_SCHEMA, DeadLetters
-from spark_jobs.tables import delta as tables
+from spark_jobs.tables import delta
 from spark_jobs.tables.places import Table
 
 _SCHEMA: Final = StructType([StructField("job", StringType()), *REFUSED_SCHEMA.fields, StructField("taken_at", TimestampType())])
@@ -47,8 +47,8 @@ class DeadLetterTable(DeadLetters):
         try:
             count = letters.count()
             if count:
-                tables.create(self._session, self._table, _SCHEMA, {})
-                tables.retried(lambda: self._insert(letters))
+                delta.create(self._session, self._table, _SCHEMA, {})
+                delta.retried(lambda: self._insert(letters))
         finally:
             letters.unpersist()
         self.count += count
@@ -56,5 +56,5 @@ class DeadLetterTable(DeadLetters):
 
     def _insert(self, letters: DataFrame) -> None:
         is_same = " and ".join(f"stored.`{name}` <=> new.`{name}`" for name in _TOLD_BY)
-        merge = tables.delta(self._session, self._table).alias("stored").merge(letters.alias("new"), is_same)
+        merge = delta.delta(self._session, self._table).alias("stored").merge(letters.alias("new"), is_same)
         merge.whenNotMatchedInsertAll().execute()

@@ -12,7 +12,7 @@ from typing import Final
 from pyspark.sql import SparkSession
 
 from spark_jobs.errors import JobError
-from spark_jobs.tables import delta as tables
+from spark_jobs.tables import delta
 from spark_jobs.tables.folders import folder
 from spark_jobs.tables.location import Location
 from spark_jobs.tables.places import schema_location
@@ -53,6 +53,6 @@ class Names:
         Tables that don't exist yet are skipped. For tables that are already registered, this costs nothing.
         """
         for name, path in paths.items():
-            if self._done.get(name) != path and tables.is_delta(self._session, path):
-                tables.register(self._session, path, self.location.named(name))
+            if self._done.get(name) != path and delta.is_delta(self._session, path):
+                delta.register(self._session, path, self.location.named(name))
                 self._done[name] = path

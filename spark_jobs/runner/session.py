@@ -196,7 +196,7 @@ def _java_options(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _packages(table_format: str) -> str:
-    return ",".join([PACKAGES, *(text for name, text in _OF_FORMATS.items() if name == table_format)])
+    return f"{PACKAGES},{_OF_FORMATS[table_format]}" if table_format in _OF_FORMATS else PACKAGES
 
 
 def _class_path(directory: str | None, given: Mapping[str, str], packages: str) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.errors import JobError
 from spark_jobs.tables import delta, iceberg
 from spark_jobs.tables.format import TableFormat
+from spark_jobs.tables.places import has_file
 
 FORMATS: Final[Mapping[str, TableFormat]] = {delta.NAME: delta, iceberg.NAME: iceberg}
 """All formats. The first one is the default."""
@@ -23,7 +24,7 @@ def format_at(session: SparkSession, paths: Sequence[str]) -> TableFormat | None
     """Return the format of the first of these paths that is a table; None if there is none."""
     for path in paths:
         for name, known in FORMATS.items():
-            if _has(session, f"{path}/{_MARKS[name]}"):
+            if has_file(session, f"{path}/{_MARKS[name]}"):
                 return known
     return None
 
@@ -58,9 +59,3 @@ def check_iceberg(session: SparkSession) -> None:
         raise JobError(
             "There are Iceberg tables, and Spark has no jar for them. Start the command with --table-format iceberg."
         ) from error
-
-
-def _has(session: SparkSession, name: str) -> bool:
-    jvm: Any = session.sparkContext._jvm
-    path = jvm.org.apache.hadoop.fs.Path(name)
-    return bool(path.getFileSystem(session.sparkContext._jsc.hadoopConfiguration()).exists(path))

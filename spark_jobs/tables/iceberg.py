@@ -176,11 +176,9 @@ def overwrite(frame: DataFrame, table: Table, *, once: Once | None = None, prope
 
     def step() -> None:
         transaction, base = _begin(load(session, table))
-        numbers = numbers_of(base)
-        if once is not None:
-            if once.number <= numbers.get(once.application, -1):
-                return
-            numbers[once.application] = once.number
+        numbers = _numbers_with(base, once)
+        if numbers is None:
+            return
         summary = _summary(base, numbers, changed)
         _replace_columns(transaction, frame)
         with staged(session, base) as name:
@@ -213,11 +211,9 @@ def merge_rows(session: SparkSession, table: Table, newest: DataFrame, once: Onc
 
     def step() -> None:
         found = load(session, table)
-        numbers = numbers_of(found)
-        if once is not None:
-            if once.number <= numbers.get(once.application, -1):
-                return
-            numbers[once.application] = once.number
+        numbers = _numbers_with(found, once)
+        if numbers is None:
+            return
         base = found.currentSnapshot().snapshotId()
         branch = found.manageSnapshots()
         (branch.replaceBranch if found.refs().containsKey(_BRANCH) else branch.createBranch)(_BRANCH, base).commit()
@@ -331,6 +327,14 @@ def _publish_branch(found: Any, base: int, writer: str) -> None:
         raise _ConflictError(_BRANCH)
     transaction.manageSnapshots().fastForwardBranch("main", _BRANCH).removeBranch(_BRANCH).commit()
     _publish(transaction)
+
+
+def _numbers_with(found: Any, once: Once | None) -> dict[str, int] | None:
+    """Return the table's numbers with that of `once`; None if the table has this one, or a higher one."""
+    numbers = numbers_of(found)
+    if once is None:
+        return numbers
+    return None if once.number <= numbers.get(once.application, -1) else {**numbers, once.application: once.number}
 
 
 def _own(properties: Mapping[str, str]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.errors import JobError
 from spark_jobs.tables import iceberg
 from spark_jobs.tables.iceberg_tables import identifier, load
-from spark_jobs.tables.places import Table
+from spark_jobs.tables.places import Table, has_file
 
 _KEPT: Final = "history.expire.max-snapshot-age-ms"
 _FIVE_DAYS_MS: Final = 5 * 24 * 3600 * 1000
@@ -77,7 +77,7 @@ def clean(session: SparkSession, table: Table, hours: float, *, is_dry: bool) ->
     _actions(session).expireSnapshots(found).expireOlderThan(before_ms).retainLast(1).execute()
     for folder in ("data", "metadata"):
         place = f"{found.location()}/{folder}"
-        if _is_there(session, place):
+        if has_file(session, place):
             _actions(session).deleteOrphanFiles(found).location(place).olderThan(before_ms).execute()
     return f"expired snapshots and removed files older than {hours:g} hours"
 
@@ -85,9 +85,3 @@ def clean(session: SparkSession, table: Table, hours: float, *, is_dry: bool) ->
 def _actions(session: SparkSession) -> Any:
     jvm: Any = session.sparkContext._jvm
     return jvm.org.apache.iceberg.spark.actions.SparkActions.get(session._jsparkSession)
-
-
-def _is_there(session: SparkSession, name: str) -> bool:
-    jvm: Any = session.sparkContext._jvm
-    path = jvm.org.apache.hadoop.fs.Path(name)
-    return bool(path.getFileSystem(session.sparkContext._jsc.hadoopConfiguration()).exists(path))

@@ -52,6 +52,13 @@ def qualified(session: SparkSession, path: str) -> str:
     return str(hadoop.getFileSystem(configuration).makeQualified(hadoop).toString())
 
 
+def has_file(session: SparkSession, path: str) -> bool:
+    """Return whether there is a file or folder."""
+    jvm: Any = session.sparkContext._jvm
+    hadoop = jvm.org.apache.hadoop.fs.Path(path)
+    return bool(hadoop.getFileSystem(session.sparkContext._jsc.hadoopConfiguration()).exists(hadoop))
+
+
 def check_schema(session: SparkSession, schema: Sequence[str]) -> None:
     """Raise JobError unless the schema exists in the catalog."""
     name = ".".join(map(quoted, schema))
