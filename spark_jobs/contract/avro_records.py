@@ -11,12 +11,13 @@ The functions run in Spark's workers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract.avro_text import HEADER_BYTES, MAGIC, Convert, UnreadableAvroError, converter, schema_id
+from spark_jobs.contract.python_function import python_function
 from spark_jobs.contract.registry import Registry, UnknownSchemaError
 
 _NO_SCHEMA: Final = "\0no schema: "
@@ -44,7 +45,7 @@ def as_json(registry: Registry) -> Callable[[bytes | None], bytes | None]:
 def with_json(records: DataFrame, registry: Registry) -> DataFrame:
     """Return records whose keys and values are JSON."""
     # Otherwise Spark would move a filter of the result before the conversion, and convert twice.
-    read: Any = F.udf(as_json(registry), "binary").asNondeterministic()
+    read = python_function(as_json(registry), "binary").asNondeterministic()
     return records.withColumns({name: read(F.col(name)) for name in ("key", "value")})
 
 

@@ -17,6 +17,7 @@ from spark_jobs.contract import json_text
 from spark_jobs.contract.field_types import EXACT, NUMERIC, numeric_of, value_of
 from spark_jobs.contract.forms import Form, Version, same_name
 from spark_jobs.contract.patch import PatchError, key_of, update, upsert, version_of
+from spark_jobs.contract.python_function import python_function
 from spark_jobs.contract.sql_text import quoted
 from spark_jobs.errors import JobError
 
@@ -69,7 +70,7 @@ def relabel(form: Form) -> Any:
     def renamed(text: str | None) -> str | None:
         return None if text is None else form.row_text(json_text.values(text))
 
-    return F.udf(renamed, "string")
+    return python_function(renamed, "string")
 
 
 def rekey(form: Form, doomed_up_to: int) -> Any:
@@ -94,7 +95,7 @@ def rekey(form: Form, doomed_up_to: int) -> Any:
             "job again when the snapshot is complete."
         )
 
-    return F.udf(rekeyed, "string")
+    return python_function(rekeyed, "string")
 
 
 def fields_of(text: Column) -> Column:

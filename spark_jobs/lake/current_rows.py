@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
 from spark_jobs.contract.forms import META_COLUMNS, Form, Version
+from spark_jobs.contract.python_function import python_function
 from spark_jobs.contract.row_texts import Fold, relabel, typed
 
 META_SCHEMA = StructType(
@@ -182,7 +183,7 @@ def _folded(
         F.expr("if(image is null, _row, image.row)").alias("base"),
         F.expr("filter(patches, patch -> patch.seq > coalesce(image.seq, _seq, -1))").alias("patches"),
     )
-    fold = F.udf(Fold(form, forms, skips_missing=not fails_without_row), "string")
+    fold = python_function(Fold(form, forms, skips_missing=not fails_without_row), "string")
     return (
         based.where("size(patches) > 0")
         .select(

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark_jobs.contract import json_text
 from spark_jobs.contract.forms import Form
 from spark_jobs.contract.patch import PatchError, update, upsert, version_of
+from spark_jobs.contract.python_function import python_function
 from spark_jobs.errors import JobError
 
 STORED_SCHEMA: Final = "space_id bigint, key string, seq bigint, row string, schema_version bigint"
@@ -75,7 +76,7 @@ def with_images(
     )
     members = ", ".join(f"'{name}', e.{name}" for name in _OF_EVENTS)
     slim = f"transform(events, e -> named_struct({members}))"
-    fold = F.udf(Fold(forms, skip_missing=skip_missing), _IMAGES)
+    fold = python_function(Fold(forms, skip_missing=skip_missing), _IMAGES)
     in_python = fold("space_id", "key", "stored_row", "stored_seq", "stored_version", F.expr(slim), "endings")
     before = f"if(e.op in ('c', 'r'), null, {_PREVIOUS})"
     native = F.expr(f"transform(events, (e, i) -> named_struct('op', e.op, 'before', {before}, 'after', e.after))")
