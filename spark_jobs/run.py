@@ -246,9 +246,9 @@ def _batches(session: SparkSession, job: Job, topics: Topics, options: argparse.
             watch = Watch(session, query, gate, *listeners, stop_timeout_seconds=options.stop_timeout, check=sink.check)
             return watch.wait(is_one_batch=is_one_batch)
 
-        # An earlier run may have begun a batch before a topic was created that exists now. With availableNow Spark refuses, at
-        # every start, to repeat such a batch. So that batch first runs alone, with another trigger.
-        is_half_way = options.available_now and has_begun_batch(session, options.checkpoint)
+        # A batch that an earlier run has begun first runs alone: Spark 4.1.1 ends the query after it (`Watch.wait`). Besides,
+        # with availableNow Spark refuses, at every start, to repeat a batch begun before a topic was created that exists now.
+        is_half_way = has_begun_batch(session, options.checkpoint)
         return (not is_half_way or follow(_ONCE, is_one_batch=True)) and follow(_trigger(options))
 
 

@@ -29,6 +29,11 @@ from spark_jobs.runner.progress import Batch, batch_of
 _CHECK_SECONDS: Final = 1
 _CHECK_SECONDS_STOPPING: Final = 0.1
 _FOREVER_MS: Final = 1 << 62
+_OF_REPEATED: Final = 'the return value of "scala.Option.get()" is null'
+"""Part of the error with which Spark 4.1.1 ends a query after a repeated batch (SPARK-55271).
+
+Once the batch is committed, it measures how far it is behind offsets that it hasn't asked Kafka for in this run.
+"""
 
 
 class _Signals:
@@ -130,7 +135,7 @@ class Watch:
         """Wait until the query ends, and return whether it ended without a signal. Raises the error with which the query ended.
 
         If work beside the query fails, the query is stopped after the running batch, and the error is raised. With `is_one_batch`
-        the query is stopped after its first batch.
+        the query is stopped after its first batch, unless Spark ends it there with the error that it has after a repeated batch.
         """
         with self._signals:
             try:
@@ -143,8 +148,10 @@ class Watch:
                     elif is_one_batch and self._query.lastProgress is not None:
                         self._stop()
                 self._tell()
-            except (Py4JError, Py4JNetworkError, PySparkException, ConnectionError):
-                if self._has_failed or not (self._is_canceled or (self._signals.count and self._java_ends())):
+            except (Py4JError, Py4JNetworkError, PySparkException, ConnectionError) as error:
+                is_asked_for = self._is_canceled or (self._signals.count and self._java_ends())
+                is_asked_for = is_asked_for or (is_one_batch and _OF_REPEATED in str(error))
+                if self._has_failed or not is_asked_for:
                     raise
         return not self._signals.count
 

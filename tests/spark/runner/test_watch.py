@@ -16,7 +16,9 @@ from unittest.mock import create_autospec
 from urllib.error import URLError
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_jobs import run
 from spark_jobs.contract.source import Topics
@@ -25,7 +27,7 @@ from spark_jobs.runner.job import Job, Sink
 from spark_jobs.runner.own_topics import OwnTopics
 from spark_jobs.runner.progress import Batch
 from spark_jobs.runner.report import Log
-from spark_jobs.runner.watch import Gate, last_step
+from spark_jobs.runner.watch import Gate, Watch, last_step
 from tests.spark.messages import put
 
 pytestmark = pytest.mark.spark
@@ -235,6 +237,17 @@ def test_a_signal_ends_the_work_behind_the_last_batch_and_the_next_start_does_it
     job.last = finish
     assert (run.main([*arguments, "--available-now"]), job.done) == (1, [(0, 1)])
     assert order == ["finished", "closed"]
+
+
+def test_the_error_of_spark_after_a_repeated_batch_ends_nothing_but_that_batch(spark: SparkSession) -> None:
+    query = create_autospec(StreamingQuery, instance=True)
+    query.lastProgress = None
+    query.awaitTermination.side_effect = StreamingQueryException(
+        'Cannot invoke "scala.collection.IterableOps.map(…)" because the return value of "scala.Option.get()" is null'
+    )
+    assert Watch(spark, query, Gate()).wait(is_one_batch=True)
+    with pytest.raises(StreamingQueryException):
+        Watch(spark, query, Gate()).wait()
 
 
 CANCELED = "Stopping: the work after the last batch is canceled. The next start does it.\n"
