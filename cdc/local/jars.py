@@ -76,19 +76,20 @@ KAFKA = JarSet(
 SPARK = JarSet(
     "spark",
     (
-        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",
-        "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
-        "org.apache.kafka:kafka-clients:3.9.0",
-        "org.apache.commons:commons-pool2:2.12.0",
-        "io.delta:delta-spark_2.13:4.0.1",
-        "io.delta:delta-storage:4.0.1",
-        "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0",
+        "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1",
+        "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.1.1",
+        "org.apache.spark:spark-avro_2.13:4.1.1",
+        "org.apache.kafka:kafka-clients:3.9.1",
+        "org.apache.commons:commons-pool2:2.12.1",
+        "io.delta:delta-spark_4.1_2.13:4.1.0",
+        "io.delta:delta-storage:4.1.0",
+        "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0",
         "org.xerial:sqlite-jdbc:3.54.1.0",  # the database of a JDBC catalog of Iceberg, in the tests
     ),
     # Everything else that these need is in pyspark's own folder of jars, and a class on the path twice causes trouble.
     transitive=False,
 )
-"""The connectors for Kafka, Delta Lake and Iceberg, beside what pyspark 4.0.0 carries."""
+"""The connectors for Kafka, Avro, Delta Lake and Iceberg, beside what pyspark 4.1.1 carries."""
 
 
 _OPENSEARCH_VERSION = "2.19.6"

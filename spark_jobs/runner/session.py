@@ -24,9 +24,11 @@ from spark_jobs.tables.iceberg_tables import STAGED, STAGING_CATALOG
 
 JARS_DIRECTORY_VARIABLE: Final = "TARANTOOL_CDC_SPARK_JARS"
 
-PACKAGES: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0,io.delta:delta-spark_2.13:4.0.1"
+SPARK: Final = "4.1"
+"""The version of Spark, by its first two numbers: each moves or changes classes of its own that the jobs use."""
+PACKAGES: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1,io.delta:delta-spark_4.1_2.13:4.1.0"
 """Maven coordinates of the packages that the jobs need beside Spark itself."""
-_OF_FORMATS: Final[Mapping[str, str]] = {"iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.11.0"}
+_OF_FORMATS: Final[Mapping[str, str]] = {"iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0"}
 """Maven coordinates of the packages for tables of other formats than Delta."""
 
 _UNIQUE: Final = (
@@ -120,7 +122,8 @@ _LOOKED_UP: Final = ("py4j", "scala", "org", "java", "functions", "PythonUtils")
 """Names that PySpark and the jobs look up in Java, some thousand times for a few batches."""
 
 _REPEATING_LOGGERS: Final = (
-    *("org.apache.spark.sql.execution.streaming.MicroBatchExecution", "org.apache.spark.sql.execution.streaming.StreamExecution"),
+    "org.apache.spark.sql.execution.streaming.runtime.MicroBatchExecution",
+    "org.apache.spark.sql.execution.streaming.runtime.StreamExecution",
     *("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager", "org.apache.spark.util.Utils"),
     *("org.apache.spark.sql.execution.datasources.FileFormatWriter", "org.apache.spark.sql.delta.files.DeltaFileFormatWriter"),
 )
@@ -145,6 +148,7 @@ def build_session(
     then come from `jars_directory` or $TARANTOOL_CDC_SPARK_JARS, else from `spark.jars` or `spark.jars.packages` in `settings`,
     else Spark downloads them. If there is a session already, it is used, with its own number of shuffle partitions.
     """
+    _check_version(pyspark.__version__)
     given = dict(settings or {})
     is_new = SparkSession.getActiveSession() is None
     chosen = {**_SETTINGS, **(_NEW_SETTINGS if is_new else {})}
@@ -167,6 +171,15 @@ def build_session(
         _quieten(session)
     _send_package(session)
     return session
+
+
+def _check_version(found: str) -> None:
+    """Raise JobError if this isn't the version of Spark that the jobs are written for."""
+    if not found.startswith(f"{SPARK}."):
+        raise JobError(
+            f"The jobs need Spark {SPARK}, and this is Spark {found}. Run them with a Spark of their own: pip install"
+            f" 'tarantool-cdc[spark]', and --master local[*] or a cluster of Spark {SPARK}."
+        )
 
 
 def _start_java(settings: Mapping[str, str]) -> None:

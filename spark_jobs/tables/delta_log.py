@@ -55,7 +55,7 @@ def state(session: SparkSession, path: str, version: int | None = None) -> Table
     jvm: Any = session.sparkContext._jvm
     none = jvm.scala.Option.empty()
     log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, path)
-    snapshot = log.update(False, none, none) if version is None else log.getSnapshotAt(version, none, none)
+    snapshot = log.update(False, none, none) if version is None else log.getSnapshotAt(version, none, none, False)
     return None if snapshot.version() < 0 else TableState(session, snapshot)
 
 

@@ -32,7 +32,6 @@ from uuid import uuid4
 from py4j.protocol import Py4JError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import StructType
 
 from spark_jobs.contract.sql_text import quoted
@@ -171,6 +170,8 @@ def append_once(
 def overwrite(frame: DataFrame, table: Table, *, once: Once | None = None, properties: Mapping[str, str] | None = None) -> None:
     """See `TableFormat.overwrite`."""
     session = frame.sparkSession
+    jvm: Any = session.sparkContext._jvm
+    expressions = jvm.org.apache.iceberg.expressions.Expressions
     changed = dict(properties or {})
     create(session, table, frame.schema, changed)
 
@@ -179,13 +180,15 @@ def overwrite(frame: DataFrame, table: Table, *, once: Once | None = None, prope
         numbers = _numbers_with(base, once)
         if numbers is None:
             return
-        summary = _summary(base, numbers, changed)
         _replace_columns(transaction, frame)
-        with staged(session, base) as name:
-            writer = frame.writeTo(name)
-            for key, value in summary.items():
-                writer = writer.option(f"snapshot-property.{key}", value)
-            writer.overwrite(F.lit(True))
+        files = staged(frame, base)
+        replacement = transaction.newOverwrite()
+        replacement.overwriteByRowFilter(expressions.alwaysTrue())
+        for file in files:
+            replacement.addFile(file)
+        for key, value in _summary(base, numbers, changed).items():
+            replacement.set(key, value)
+        replacement.commit()
         _set(transaction, changed)
         _publish(transaction)
 
@@ -281,19 +284,11 @@ def retried(step: Callable[[], None]) -> None:
 
 
 def _stage(found: Any, frame: DataFrame, *, gets_columns: bool) -> list[Any]:
-    """Have Spark write the rows, and return the files: a transaction that is never committed collects them."""
+    """Have Spark write the rows, and return the files. The transaction that adds their columns is never committed."""
     transaction = found.newTransaction()
     if gets_columns:
         _add_columns(transaction, frame)
-    with staged(frame.sparkSession, transaction.table()) as name:
-        frame.writeTo(name).append()
-    snapshot, files = transaction.table().currentSnapshot(), transaction.table().io()
-    written = list(snapshot.addedDataFiles(files))
-    for manifest in snapshot.allManifests(files):
-        if manifest.snapshotId() == snapshot.snapshotId():
-            files.deleteFile(manifest.path())
-    files.deleteFile(snapshot.manifestListLocation())
-    return written
+    return staged(frame, transaction.table())
 
 
 def _begin(found: Any) -> tuple[Any, Any]:

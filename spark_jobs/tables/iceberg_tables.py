@@ -1,17 +1,16 @@
-"""Iceberg's Java objects for tables: their catalogs, their schemas, and the tables of transactions, to which Spark can write."""
+"""Iceberg's Java objects for tables: their catalogs, their schemas, and files that Spark writes before they are committed."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from spark_jobs.contract.sql_text import quoted
@@ -19,8 +18,8 @@ from spark_jobs.errors import JobError
 from spark_jobs.tables.places import OWN_CATALOG, CatalogTable, Table, qualified
 
 STAGED: Final = "tarantool_cdc_staged"
-"""The catalog with the tables of transactions."""
-STAGING_CATALOG: Final = "org.apache.iceberg.spark.SparkCachedTableCatalog"
+"""The catalog with the tables for which files are staged."""
+STAGING_CATALOG: Final = "org.apache.iceberg.spark.SparkRewriteTableCatalog"
 _SETTING: Final = "spark.sql.catalog."
 _PACKAGE: Final = "org.apache.iceberg.spark."
 
@@ -82,18 +81,26 @@ def made(
         raise
 
 
-@contextmanager
-def staged(session: SparkSession, table: Any) -> Iterator[str]:
-    """Yield a name in SQL for a transaction's table. What Spark writes to it becomes part of the transaction."""
+def staged(frame: DataFrame, table: Any) -> list[Any]:
+    """Have Spark write the rows into files for this table, or for that of a transaction, and return them. None is committed.
+
+    Spark writes them as Iceberg's compaction does, which commits the files itself once all are written. Such a table also has the
+    columns with the ids of its rows. They are null here: then a row gets its id from the commit.
+    """
+    session = frame.sparkSession
     # Spark looks for it in the settings of the session that the thread uses, which needn't be this one.
     for known in {session, SparkSession.getActiveSession() or session}:
         _know(known, STAGED, {"": STAGING_CATALOG})
-    cache, key = _cache(session), uuid4().hex
-    cache.add(key, table)
+    jvm: Any = session.sparkContext._jvm
+    written = jvm.org.apache.iceberg.spark.FileRewriteCoordinator.get()
+    tables, key = _cache(session), uuid4().hex
+    tables.add(key, table)
     try:
-        yield f"{STAGED}.`{key}`"
+        frame.writeTo(f"{STAGED}.`{key}`").append()
+        return list(written.fetchNewFiles(table, key))
     finally:
-        cache.remove(key)
+        written.clearRewrite(table, key)
+        tables.remove(key)
 
 
 def java_schema(session: SparkSession, schema: StructType) -> Any:

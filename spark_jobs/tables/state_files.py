@@ -53,7 +53,8 @@ def write_whole(session: SparkSession, path: Any, text: str) -> None:
     """Write a file (`path` is one of Hadoop's) in one step: until all of it is written, what was there before stays."""
     jvm: Any = session.sparkContext._jvm
     configuration = session.sparkContext._jsc.hadoopConfiguration()
-    manager = jvm.org.apache.spark.sql.execution.streaming.CheckpointFileManager.create(path.getParent(), configuration)
+    classes = jvm.org.apache.spark.sql.execution.streaming.checkpointing
+    manager = classes.CheckpointFileManager.create(path.getParent(), configuration)
     manager.mkdirs(path.getParent())
     stream = manager.createAtomic(path, True)
     try:

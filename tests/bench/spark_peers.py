@@ -15,9 +15,6 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from cdc.local.jars import SPARK, JarSet, jar_folder
-
-_ICEBERG: Final = JarSet("iceberg", ("org.apache.iceberg:iceberg-spark-runtime-4.0_2.13:1.10.0",), transitive=False)
 _COLUMNS: Final[Mapping[str, str]] = {
     "id": "bigint",
     "name": "string",
@@ -49,10 +46,8 @@ class Peer:
         """What its session needs beside what the jobs' has."""
         if self.kind.startswith("delta"):
             return {"spark.sql.warehouse.dir": f"{directory}/warehouse"}
-        jars = [str(jar) for jars in (SPARK, _ICEBERG) for jar in sorted(jar_folder(jars).glob("*.jar"))]
         extensions = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
         return {
-            "spark.jars": ",".join(jars),
             "spark.sql.extensions": f"io.delta.sql.DeltaSparkSessionExtension,{extensions}",
             "spark.sql.catalog.iceberg": "org.apache.iceberg.spark.SparkCatalog",
             "spark.sql.catalog.iceberg.type": "hadoop",

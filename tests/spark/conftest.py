@@ -74,7 +74,7 @@ def _start(warehouse: Path) -> SparkSession:
             # No table lives long enough for its log to be worth summing up.
             "spark.databricks.delta.properties.defaults.checkpointInterval": "1000",
             "spark.sql.streaming.checkpointFileManagerClass": (
-                "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+                "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
             ),
             "spark.sql.shuffle.partitions": "1",
             "spark.databricks.delta.snapshotPartitions": "1",

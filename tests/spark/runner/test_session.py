@@ -1,14 +1,26 @@
-"""The settings with which a job starts its own Spark session, the garbage collector and the compiler among them."""
+"""The settings and packages with which a job starts its own Spark session, the garbage collector and the compiler among them."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pyspark
 import pytest
 from pyspark import SparkConf, SparkContext
 
+from cdc.local.jars import SPARK
+from spark_jobs.errors import JobError
 from spark_jobs.runner.options import Secret
-from spark_jobs.runner.session import _COLLECTOR, _COMPILER, _DEFAULTS, _JAVA_VARIABLES, _java_options, _start_java
+from spark_jobs.runner.session import (
+    _COLLECTOR,
+    _COMPILER,
+    _DEFAULTS,
+    _JAVA_VARIABLES,
+    _check_version,
+    _java_options,
+    _packages,
+    _start_java,
+)
 
 _OTHER = "-Xss4m -XX:+UseZGC"
 
@@ -61,3 +73,15 @@ def test_secrets_are_not_in_java_s_command_line(monkeypatch: pytest.MonkeyPatch)
     (conf,) = started
     assert conf.get("spark.driver.memory") == "2g"
     assert not conf.contains("spark.hadoop.fs.s3a.secret.key")
+
+
+def test_the_packages_are_those_of_the_tests() -> None:
+    assert set(_packages("iceberg").split(",")) <= set(SPARK.artifacts)
+    assert f"org.apache.spark:spark-sql-kafka-0-10_2.13:{pyspark.__version__}" in _packages("delta").split(",")
+
+
+@pytest.mark.parametrize("found", ["4.0.0", "4.10.0", "4.2.0"])
+def test_another_version_of_spark_is_refused(found: str) -> None:
+    _check_version(pyspark.__version__)
+    with pytest.raises(JobError, match=rf"need Spark 4\.1, and this is Spark {found}"):
+        _check_version(found)
