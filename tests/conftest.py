@@ -1,6 +1,7 @@
 """Real servers for the tests, and the seed of everything random in them.
 
-Tests that use a server are marked `live` by themselves. What a test's servers printed is in its temporary directory.
+Tests that use a server are marked `live`, and those with a Spark session `spark`, by themselves. What a test's servers printed is
+in its temporary directory.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ _SERVER_FIXTURES = {
     *("kafka", "kafka_factory", "secured_kafka", "kafka_cluster", "tarantool", "tarantool_factory", "servers"),
     *("opensearch", "redis_server", "memcached_server", "registry"),
 }
+_SPARK_FIXTURES = {"spark", "spark_java"}
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - folders of our own are made in it
 _MEMORY_BYTES_MIN = 8 * 1024**3
@@ -138,6 +140,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = getattr(item, "fixturenames", ())
         if _SERVER_FIXTURES.intersection(fixtures):
             item.add_marker("live")
+        if _SPARK_FIXTURES.intersection(fixtures):
+            item.add_marker("spark")
         if shared := next((name for name in _SHARED_FIXTURES if name in fixtures), None):
             is_of_tables = item.path.parent.name in _TABLES_FOLDERS and not _SERVER_FIXTURES.intersection(fixtures)
             item.add_marker(pytest.mark.xdist_group(_TABLES_GROUP if is_of_tables else _GROUPS.get(shared, shared)))
