@@ -53,7 +53,7 @@ STATIC := lint check-native
 
 # Checks without servers, to be run after each change.
 check: setup $(STATIC)
-	$(PYTEST) -m 'not live and not spark and not soak' --numprocesses=2 --budget=0.2
+	$(PYTEST) -m 'not live and not spark and not soak' --numprocesses=2 --budget=0.2 --seeds=40
 	$(PYTHON_PATH)
 
 # `make check` by the newest Python that is supported, in a virtual environment of its own, if the system has that Python. ruff, mypy

@@ -84,6 +84,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, metavar="N", help="the seed of random workloads and of hypothesis")
     parser.addoption("--update-golden", action="store_true", help="write golden files, scenarios and made pages anew")
     parser.addoption("--budget", type=float, default=1.0, metavar="SHARE", help="of the random examples, how many to try")
+    parser.addoption("--seeds", type=int, default=200, metavar="N", help="of 200 seeds of the simulation, how many to run")
 
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its own option

@@ -12,8 +12,9 @@ from tests.simulation.shrinking import shrunk
 from tests.simulation.slips import SLIPS
 from tests.simulation.world import run_seed
 
-PART: Final = 25
-"""Seeds of one test: several processes share them."""
+PARTS: Final = 8
+"""Tests that share the seeds, so that several processes do."""
+SEEDS: Final = 200
 
 
 def run(first: int, count: int) -> Steering:
@@ -26,9 +27,11 @@ def run(first: int, count: int) -> Steering:
     return steering
 
 
-@pytest.mark.parametrize("part", range(8))
-def test_seeds(part: int) -> None:
-    run(1 + part * PART, PART)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_seeds(part: int, seed: int, pytestconfig: pytest.Config) -> None:
+    """Of fewer than all, other ones in each run."""
+    own, count = SEEDS // PARTS, pytestconfig.getoption("seeds") // PARTS
+    run(1 + part * own + seed % (own // count) * count, count)
 
 
 @pytest.mark.soak
