@@ -15,6 +15,8 @@ DURATIONS = --junitxml=build/durations/$@-$(COMMIT).xml
 # An empty value counts as unset. Some machines set this variable globally. Then Python would cache no compiled sources: each of
 # some hundred starts of the daemon would compile all of them again, and each pytest process would compile the tests.
 export PYTHONDONTWRITEBYTECODE :=
+# Two jobs: the jars are downloaded while the compiled row path is built, and types are checked while the row path is checked.
+MAKEFLAGS += --jobs=2
 # No goal calls another make that would need the job count from these variables, and cargo treats a job count that it can't use
 # as an error.
 unexport MAKEFLAGS MFLAGS
