@@ -1,8 +1,11 @@
-"""Of the cases of a test that are alike, each run tries one; `make soak` tries all of them.
+"""Of tests that are alike, each run tries one; `make soak` tries all of them.
 
 A second way of delivery, or the same story with images and without, costs servers and minutes each time, and fails alone at most
-once in a while. Such cases have the mark `one_of_these`. Which one a run tries follows from its seed, so that all processes of a
-run agree, `--seed` repeats it, and many runs together try all. A case with the mark `soak` isn't among them.
+once in a while. Such cases of a test have the mark `one_of_these`. So have tests that tell different stories of one mechanism,
+with its name: `one_of_these("views")`. What alone would catch the loss, doubling or disorder of events isn't among them.
+
+Which one a run tries follows from its seed, so that all processes of a run agree, `--seed` repeats it, and many runs together try
+all. A case with the mark `soak` isn't among them.
 """
 
 from __future__ import annotations
@@ -17,14 +20,16 @@ MARK = "one_of_these"
 
 
 def leave_to_soak(items: Iterable[pytest.Item], seed: int | None) -> None:
-    """Mark all but one of each test's cases as `soak`; without a seed, all of them, which the soak takes."""
-    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    """Mark all but one of each test's cases, and of each name's tests, as `soak`; without a seed, all, which the soak takes."""
+    alike: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker(MARK) is not None and item.get_closest_marker("soak") is None:
-            tests[item.nodeid.partition("[")[0]].append(item)
-    for test, cases in tests.items():
+        mark = item.get_closest_marker(MARK)
+        if mark is not None and item.get_closest_marker("soak") is None:
+            (name,) = mark.args or (item.nodeid.partition("[")[0],)
+            alike[name].append(item)
+    for name, those in alike.items():
         # Not the first of each test or the second of each: tests with the same cases are to try different ones.
-        chosen = None if seed is None else cases[(seed + crc32(test.encode())) % len(cases)]
-        for case in cases:
-            if case is not chosen:
-                case.add_marker("soak")
+        chosen = None if seed is None else those[(seed + crc32(name.encode())) % len(those)]
+        for item in those:
+            if item is not chosen:
+                item.add_marker("soak")

@@ -1,4 +1,4 @@
-"""Of the cases that are alike each run tries one, and the soak all."""
+"""Of the tests that are alike each run tries one, and the soak all."""
 
 from __future__ import annotations
 
@@ -24,6 +24,15 @@ CASES = """
     ])
     def test_in_part(name):
         pass
+
+    @pytest.mark.one_of_these("stories")
+    @pytest.mark.parametrize("number", range(2))
+    def test_story(number):
+        pass
+
+    @pytest.mark.one_of_these("stories")
+    def test_another_story():
+        pass
 """
 
 
@@ -37,10 +46,11 @@ def tried(pytester: pytest.Pytester, seed: int | None) -> set[str]:
 
 def test_one_case_is_tried_and_each_has_its_turn(pytester: pytest.Pytester) -> None:
     runs = [tried(pytester, seed) for seed in range(6)]
-    assert all(len(run) == 3 and "test_in_part[always]" in run for run in runs)
+    assert all(len(run) == 4 and "test_in_part[always]" in run for run in runs)
     assert set().union(*runs) == {
         *(f"test_alike[{number}]" for number in range(3)),
         *(f"test_in_part[{name}]" for name in ("always", "one", "other")),
+        *("test_story[0]", "test_story[1]", "test_another_story"),
     }
 
 

@@ -281,20 +281,29 @@ def a_row(job: Job, space: Space) -> Story:
     assert job.rows(space.name) == {'{"id":1}': compact({"id": 1, "name": space.name})}
 
 
-def test_spaces_whose_events_come_in_order_and_whatever_they_are_called(job: Job) -> None:
-    outside = job.path
-    job.path = outside / "in" / "lake"
-    stories: dict[str, Callable[[Job, Space], Story]] = {
+IN_ORDER: dict[str, dict[str, Callable[[Job, Space], Story]]] = {
+    "changes and keys": {
         "changes": changes_of_every_kind,
-        "types": values_of_every_type,
         "truncation": a_truncation_alone,
-        "healed": a_snapshot_that_names_what_is_gone,
-        "fields": new_and_renamed_fields,
         "key in a gap with images": partial(a_primary_key_that_was_altered_in_a_gap, has_images=True),
         "key in a gap": partial(a_primary_key_that_was_altered_in_a_gap, has_images=False),
+        **dict.fromkeys(["a/b", "a_b"], a_row),
+    },
+    "forms and types": {
+        "types": values_of_every_type,
+        "healed": a_snapshot_that_names_what_is_gone,
+        "fields": new_and_renamed_fields,
         "hash index": a_hash_index_in_place_of_a_tree,
-        **dict.fromkeys(["..", "a/b", "a_b", "_changes"], a_row),
-    }
+        **dict.fromkeys(["..", "_changes"], a_row),
+    },
+}
+
+
+@pytest.mark.one_of_these
+@pytest.mark.parametrize("part", IN_ORDER)
+def test_spaces_whose_events_come_in_order_and_whatever_they_are_called(job: Job, part: str) -> None:
+    outside, stories = job.path, IN_ORDER[part]
+    job.path = outside / "in" / "lake"
     side_by_side(job.topics, job.take_places, {name: partial(story, job) for name, story in stories.items()})
     assert sorted(found.name for found in job.path.iterdir()) == sorted([*map(lake_folder, stories), "_changes", "_watermark"])
     assert list(job.path.parent.iterdir()) == [job.path]
@@ -456,24 +465,34 @@ def another_primary_key_with_images(job: Job, space: Space, *, columns: Sequence
     assert [json.loads(text) for text in job.rows(space.name).values()] == [row(2, balance=6)]
 
 
+def in_pieces(job: Job, **stories: Callable[[Space], Story]) -> None:
+    side_by_side(job.topics, job.take_places, stories)
+
+
+@pytest.mark.one_of_these("uneven pieces")
+def test_spaces_that_are_emptied_while_their_partitions_are_read_in_uneven_pieces(job: Job) -> None:
+    in_pieces(
+        job,
+        truncation=partial(a_truncation_that_is_read_before_what_is_older, job),
+        sweep=partial(a_snapshot_that_sweeps_what_it_did_not_see, job),
+    )
+
+
 @pytest.mark.parametrize(
     ("columns", "part"),
     [
-        pytest.param(COLUMNS, "name", id="altered"),
+        pytest.param(COLUMNS, "name", id="altered", marks=pytest.mark.one_of_these("uneven pieces")),
         pytest.param(RENAMED, "number", id="renamed", marks=pytest.mark.soak),
     ],
 )
-def test_spaces_whose_partitions_are_read_in_uneven_pieces(job: Job, columns: list[tuple[str, str]], part: str) -> None:
+def test_names_and_keys_that_change_while_their_partitions_are_read_in_uneven_pieces(
+    job: Job, columns: list[tuple[str, str]], part: str
+) -> None:
     b = Space(job.topics, "b", 700)
-    side_by_side(
-        job.topics,
-        job.take_places,
-        {
-            "truncation": partial(a_truncation_that_is_read_before_what_is_older, job),
-            "sweep": partial(a_snapshot_that_sweeps_what_it_did_not_see, job),
-            "a": lambda a: spaces_that_swap_their_names(job, a, b),
-            "key": partial(another_primary_key_with_images, job, columns=columns, part=part),
-        },
+    in_pieces(
+        job,
+        a=lambda a: spaces_that_swap_their_names(job, a, b),
+        key=partial(another_primary_key_with_images, job, columns=columns, part=part),
     )
 
 
@@ -514,11 +533,13 @@ def rows_that_stay_until_a_later_truncation(job: Job, space: Space) -> Story:
     assert job.rows(space.name) == job.merged(space.name) == {}
 
 
+@pytest.mark.one_of_these("keys and forms")
 def test_renamed_parts_of_primary_keys_without_images(job: Job) -> None:
     stories = {"changed": rows_that_keep_changing_under_the_new_name, "truncated": rows_that_stay_until_a_later_truncation}
     side_by_side(job.topics, job.take_places, {name: partial(story, job) for name, story in stories.items()})
 
 
+@pytest.mark.one_of_these("keys and forms")
 def test_what_ends_the_job_is_told_with_its_remedy_and_the_next_start_goes_on(job: Job) -> None:
     texts: dict[str, Any] = {"space": "texts", "space_id": 600}
     with pytest.raises(JobError, match="no form of space 'users'"):
@@ -561,6 +582,7 @@ def test_what_ends_the_job_is_told_with_its_remedy_and_the_next_start_goes_on(jo
 
 
 @pytest.mark.parametrize("few", [few_events.FEW, pytest.param(0, marks=pytest.mark.soak)])
+@pytest.mark.one_of_these("keys and forms")
 def test_a_lost_form_is_not_needed_for_events_below_a_snapshot(job: Job, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
     """The daemon can write only present forms again; a snapshot that sweeps leaves no row of a former one."""
     monkeypatch.setattr(few_events, "FEW", few)

@@ -164,6 +164,7 @@ def test_iceberg_tables_are_right_wherever_the_job_dies(
     assert {int(row["id"]): int(row["balance"]) for row in shown.collect()} == balances
 
 
+@pytest.mark.one_of_these("commands of jobs")
 def test_the_command_ends_with_a_sentence(
     spark: SparkSession, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -189,6 +190,7 @@ def test_the_command_ends_with_a_sentence(
     assert typed.where("seq = 41").select("new.*").collect() == [(7, "b", 1, None)]
 
 
+@pytest.mark.one_of_these("commands of jobs")
 def test_the_audit_of_topics_ends_with_its_findings(
     spark: SparkSession, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,6 +205,7 @@ def test_the_audit_of_topics_ends_with_its_findings(
     assert run.main(["audit", *daemon.arguments(tmp_path)]) == 0
 
 
+@pytest.mark.one_of_these("whole events")
 def test_whole_events_are_published_where_they_were_and_beside_no_others(
     spark: SparkSession, kafka: KafkaServer, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -244,6 +247,7 @@ def test_whole_events_are_published_where_they_were_and_beside_no_others(
     assert f"A daemon publishes to the prefix '{other.prefix}' of --to" in capsys.readouterr().err
 
 
+@pytest.mark.one_of_these("whole events")
 def test_the_remedy_for_a_lost_form_leads_to_whole_events(spark: SparkSession, daemon: Daemon, tmp_path: Path) -> None:
     """A job from the first event on would meet the lost form again; one in a daemon's midst would meet patches without rows."""
     assert spark is SparkSession.getActiveSession()
@@ -273,6 +277,7 @@ def test_the_remedy_for_a_lost_form_leads_to_whole_events(spark: SparkSession, d
     assert [(row["seq"], json.loads(row["after"])["balance"]) for row in whole] == [(4, 2), (5, 0), (6, 4), (7, 2)]
 
 
+@pytest.mark.one_of_these("commands of jobs")
 def test_a_history_of_topics_is_written_down_at_the_end(spark: SparkSession, daemon: Daemon, tmp_path: Path) -> None:
     daemon.send(schema(0), put("c", {"id": 1, "name": "a"}, 1), put("u", {"id": 1, "name": "b"}, 2), truncate(3))
     spark.sql("CREATE SCHEMA live")

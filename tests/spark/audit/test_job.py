@@ -72,6 +72,7 @@ def test_a_clean_day_has_no_findings_and_each_fault_of_the_next_one_is_found_wit
     assert (order["offset"], order["other_offset"], order["other_seq"]) == (order["other_offset"] + 1, order["offset"] - 1, 21)
 
 
+@pytest.mark.one_of_these("numbers of events")
 def test_one_row_of_the_log_may_delete_many(auditor: Auditor) -> None:
     """DELETE_RANGE: its events have one lsn, in ascending order, here in two batches; what is published again is still found."""
 
@@ -121,6 +122,7 @@ def test_what_a_batch_leaves_open_the_next_one_settles(auditor: Auditor, monkeyp
     assert auditor.kinds() == [("duplicate", 1), ("gap", 6), ("image", 4), ("image", 9), ("order", 7)]
 
 
+@pytest.mark.one_of_these("numbers of events")
 def test_numbers_that_retention_has_taken_are_no_gap(spark: SparkSession, tmp_path: Path) -> None:
     begun = {"shop.users": {"0": 7, "1": 0}, "shop.orders": {"0": 3, "1": 0}, "shop.eu.users": {"0": 5}}
     auditor = Auditor(spark, tmp_path, first_offsets=lambda: begun)
@@ -135,6 +137,7 @@ def test_numbers_that_retention_has_taken_are_no_gap(spark: SparkSession, tmp_pa
     assert auditor.kinds() == [("gap", 17), ("order", 13)]
 
 
+@pytest.mark.one_of_these("audit")
 def test_transactions_are_judged_where_retention_has_taken_others_and_left_their_ends(
     auditor: Auditor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +156,7 @@ def test_transactions_are_judged_where_retention_has_taken_others_and_left_their
     assert auditor.kinds() == [("transaction", 1), ("transaction", 2)]
 
 
+@pytest.mark.one_of_these("numbers of events")
 def test_a_daemon_that_repeats_is_believed_and_still_watched(spark: SparkSession, tmp_path: Path) -> None:
     auditor = Auditor(spark, tmp_path, repeats=True)
     one, two = put("c", row(1), 1), put("c", row(2), 2)
@@ -161,6 +165,7 @@ def test_a_daemon_that_repeats_is_believed_and_still_watched(spark: SparkSession
     assert auditor.kinds() == [("gap", 3)]
 
 
+@pytest.mark.one_of_these("audit")
 def test_a_table_of_changes_is_looked_at_without_kafka(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

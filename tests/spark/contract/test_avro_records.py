@@ -114,6 +114,7 @@ def versions(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, int | 
 
 
 @pytest.mark.spark
+@pytest.mark.one_of_these("jobs that read Avro")
 def test_a_job_makes_of_avro_what_it_makes_of_json(
     spark: SparkSession, registry: FakeRegistry, kafka: KafkaServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,6 +154,7 @@ def test_other_jobs_make_of_avro_what_they_make_of_json(
 
 
 @pytest.mark.spark
+@pytest.mark.one_of_these("jobs that read Avro")
 def test_what_keeps_a_job_from_reading_avro_is_said_and_loses_nothing(
     spark: SparkSession, registry: FakeRegistry, kafka: KafkaServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -137,6 +137,7 @@ def test_shuffled_repeated_and_delayed_events_end_in_what_the_space_has(bench: B
     assert bench.count({"range": {"_cdc.seq": {"lte": 110}}}) == 0
 
 
+@pytest.mark.one_of_these("documents")
 def test_what_searches_can_do_with_the_types(bench: Bench) -> None:
     columns = [
         *(("id", "unsigned"), ("title", "string"), ("price", "decimal"), ("at", "datetime"), ("n", "number"), ("tags", "array")),
@@ -176,6 +177,7 @@ def test_what_searches_can_do_with_the_types(bench: Bench) -> None:
     assert [key for key in bench.found() if key.startswith("sha256:")]
 
 
+@pytest.mark.one_of_these("documents")
 def test_names_change_and_documents_follow(bench: Bench) -> None:
     orders: dict[str, Any] = {"space": "orders", "space_id": 513, "version": 2}
     bench.send(schema(0), schema(0, **orders), put("c", {"id": 1, "name": "a"}, 1), put("c", {"id": 2, "name": "o"}, 2, **orders))
@@ -223,6 +225,7 @@ def test_a_dropped_space_is_not_found_after_a_kill_between_floor_and_filter(
     assert bench.count({"match_all": {}}) == 0
 
 
+@pytest.mark.one_of_these("documents")
 def test_what_can_not_be_a_document_is_told_with_its_place(bench: Bench) -> None:
     bench.started(body={"mappings": {"properties": {"name": {"type": "integer"}}}})
     bench.send(
@@ -246,6 +249,7 @@ def test_what_can_not_be_a_document_is_told_with_its_place(bench: Bench) -> None
     assert 'state.images = "full"' in second[2]
 
 
+@pytest.mark.one_of_these("documents")
 def test_rows_of_forms_that_were_removed_get_the_latest_names(bench: Bench) -> None:
     """Retention has removed former forms from the schema topic. A space of which it has none at all is kept apart."""
     columns = [("id", "unsigned"), ("title", "string"), ("rank", "unsigned")]
@@ -284,6 +288,7 @@ def made_of(row: dict[str, Any], change: Change) -> dict[str, Any] | None:
     return {"key": dict(change.key), "space": change.space, "shout": row["name"].upper()}
 
 
+@pytest.mark.one_of_these("documents")
 def test_a_function_makes_documents(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     # Workers find it where they find the test itself.
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
@@ -304,6 +309,7 @@ def test_an_index_of_somebody_else_is_not_touched(bench: Bench) -> None:
         bench.send(schema(0), put("c", {"id": 1}, 1))
 
 
+@pytest.mark.one_of_these("fields of documents")
 def test_a_space_that_can_not_be_indexed_does_not_stop_the_others(bench: Bench) -> None:
     """Two names that differ in case only: the second space's records go to the dead letters, or end the job with the reason."""
     other: dict[str, Any] = {"space": "Users", "space_id": 513, "version": 2}
@@ -323,6 +329,7 @@ def test_a_space_that_can_not_be_indexed_does_not_stop_the_others(bench: Bench) 
     assert bench.found() == by_key({"id": 1}, {"id": 3}, {"id": 4})
 
 
+@pytest.mark.one_of_these("fields of documents")
 def test_fields_that_opensearch_can_not_take_have_other_names(bench: Bench) -> None:
     names = ["id", "_id", "a", "a.b", "a.", "", "x.y.z", "x.y"]
     form = schema(0, columns=[("id", "unsigned"), *((name, "string") for name in names[1:])])
@@ -340,6 +347,7 @@ def test_fields_that_opensearch_can_not_take_have_other_names(bench: Bench) -> N
     assert list(found) == ["id", "~5fid", "b", "a~2eb", "a~2e", "~", "x~", "x~2ey", "n"]
 
 
+@pytest.mark.one_of_these("fields of documents")
 def test_a_space_with_many_fields_is_indexed_and_gets_more(bench: Bench) -> None:
     columns = [("id", "unsigned"), *((f"f{n}", "string") for n in range(600))]
     bench.send(schema(0, columns=columns), put("c", {"id": 1, "f599": "last"}, 1))
@@ -348,6 +356,7 @@ def test_a_space_with_many_fields_is_indexed_and_gets_more(bench: Bench) -> None
     assert bench.found() == by_key({"id": 1, "f599": "last"}, {"id": 2, "g699": "last"})
 
 
+@pytest.mark.one_of_these("indexes")
 def test_an_index_that_was_removed_is_not_made_again(bench: Bench) -> None:
     index = f"{bench.name}-space-{SPACE_ID}"
     bench.send(schema(0), put("c", {"id": 1}, 1), put("c", {"id": 2}, 2))
@@ -361,6 +370,7 @@ def test_an_index_that_was_removed_is_not_made_again(bench: Bench) -> None:
         assert not bench.client.indices.exists(index=index)
 
 
+@pytest.mark.one_of_these("indexes")
 def test_an_index_that_was_made_again_or_has_another_name_is_refused(bench: Bench) -> None:
     bench.send(schema(0), put("c", {"id": 1}, 1))
     bench.started(template="other-{space}")
@@ -373,6 +383,7 @@ def test_an_index_that_was_made_again_or_has_another_name_is_refused(bench: Benc
         bench.send(put("c", {"id": 2}, 3))
 
 
+@pytest.mark.one_of_these("indexes")
 def test_an_event_with_the_very_next_seq_after_a_removed_document_is_written(bench: Bench) -> None:
     """The last change before a snapshot is of the row that the snapshot reads first, from a partition that is read late."""
     bench.send(schema(0), put("c", {"id": 2}, 5), put("c", {"id": 1}, 10))
@@ -384,6 +395,7 @@ def test_an_event_with_the_very_next_seq_after_a_removed_document_is_written(ben
     assert bench.found() == by_key({"id": 1}, {"id": 2})
 
 
+@pytest.mark.one_of_these("indexes")
 def test_two_jobs_for_different_spaces_leave_each_other_s_aliases_alone(bench: Bench) -> None:
     orders: dict[str, Any] = {"space": "orders", "space_id": 513, "version": 2}
     bench.topics.send(schema(0), schema(0, **orders), put("c", {"id": 1}, 1), put("c", {"id": 2}, 2, **orders))
@@ -397,6 +409,7 @@ def test_two_jobs_for_different_spaces_leave_each_other_s_aliases_alone(bench: B
     assert bench.found("orders") == by_key({"id": 2})
 
 
+@pytest.mark.one_of_these("floors")
 def test_two_jobs_with_floors_on_one_index_end_in_what_the_space_has(bench: Bench, seed: int) -> None:
     """Jobs with checkpoints of their own, each as far as it happens to be, for example while an index is moved to another."""
     random_ = random.Random(seed)
@@ -425,6 +438,7 @@ def test_two_jobs_with_floors_on_one_index_end_in_what_the_space_has(bench: Benc
     assert bench.found() == by_key(*rows.values())
 
 
+@pytest.mark.one_of_these("floors")
 def test_a_floor_that_another_job_sets_back_is_raised_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """One job reads the metadata, the other one raises the floor, and the first one writes back what it has read."""
     bench.topics.send(schema(0), put("c", {"id": 1}, 1), truncate(45), put("c", {"id": 2}, 46))

@@ -150,6 +150,7 @@ def test_a_change_without_its_row_is_refused(spark: SparkSession) -> None:
     assert operator_message(raised.value).startswith("Seq 1 of users has an UPDATE without its row")
 
 
+@pytest.mark.one_of_these("history")
 def test_spaces_are_published_whatever_their_names_and_their_fields_are_and_were(spark: SparkSession, tmp_path: Path) -> None:
     """One is called as a table of the history and has fields called as its columns; one is renamed; and of one, retention has
     removed a form from the schema topic: a field keeps its place, whatever it was called.
@@ -189,6 +190,7 @@ def test_spaces_are_published_whatever_their_names_and_their_fields_are_and_were
         ]
 
 
+@pytest.mark.one_of_these("history")
 def test_control_records_of_topics_that_were_created_again_are_not_taken_for_former_ones(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

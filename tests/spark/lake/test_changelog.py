@@ -87,6 +87,7 @@ def test_a_lost_table_whose_checkpoint_is_there_is_told_of(spark: SparkSession, 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.one_of_these("changelog")
 def test_of_two_jobs_with_the_same_events_the_first_ends_and_none_is_there_twice(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
     former, later, other = (
@@ -103,6 +104,7 @@ def test_of_two_jobs_with_the_same_events_the_first_ends_and_none_is_there_twice
     assert [row["seq"] for row in stored(spark, tmp_path)] == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.one_of_these("changelog")
 def test_events_that_the_stream_itself_repeats_are_found_when_asked_for(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
     sink = changelog_sink(spark, str(tmp_path), "shop", always=True)
@@ -111,6 +113,7 @@ def test_events_that_the_stream_itself_repeats_are_found_when_asked_for(spark: S
     assert [row["seq"] for row in stored(spark, tmp_path)] == [1, 2, 3, 4, 5]
 
 
+@pytest.mark.one_of_these("changelog")
 def test_golden_messages_and_spaces_of_any_name_are_inside_the_table(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "in" / "changelog"
     names = ["..", "a/b", "a_b", "users=1", "я" * 100]
@@ -125,6 +128,7 @@ def test_golden_messages_and_spaces_of_any_name_are_inside_the_table(spark: Spar
     assert list(path.parent.iterdir()) == [path]
 
 
+@pytest.mark.one_of_these("changelog")
 def test_the_table_may_be_one_of_a_catalog(spark: SparkSession) -> None:
     spark.sql("CREATE SCHEMA events")
     try:

@@ -22,6 +22,7 @@ pytestmark = pytest.mark.spark
 TOPICS = Topics("nowhere:9092", "shop")
 
 
+@pytest.mark.one_of_these("events for readers")
 def test_every_event_becomes_one_row_whatever_is_repeated(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
     path = str(tmp_path)
@@ -55,6 +56,7 @@ def test_every_event_becomes_one_row_whatever_is_repeated(spark: SparkSession, t
         ChangesSink(spark, Topics("nowhere:9092", "market"), path, topics).write(everything, 1, "query")
 
 
+@pytest.mark.one_of_these("events for readers")
 def test_current_keeps_what_it_reads_and_goes_on_in_a_table_with_all_columns(spark: SparkSession, tmp_path: Path) -> None:
     """Earlier versions of the job wrote all columns. Job `audit` takes neither of the two tables for one of job `changes`."""
     topics, mixed, own = FakeTopics(spark), tmp_path / "mixed", tmp_path / "own"
@@ -73,6 +75,7 @@ def test_current_keeps_what_it_reads_and_goes_on_in_a_table_with_all_columns(spa
     assert tables.read(spark, str(own)).columns == [*COLUMNS_OF_READERS, "batch"]
 
 
+@pytest.mark.one_of_these("events for readers")
 def test_golden_messages_are_kept_to_the_byte_by_day_if_wanted(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
     messages = [message for name in ("r", "c", "u-replace", "u-patch", "u-upsert", "d-and-tombstone") for message in golden(name)]
@@ -96,6 +99,7 @@ def test_a_control_record_that_is_none_is_an_error(spark: SparkSession, tmp_path
         ControlTable(spark, str(tmp_path), tables).read()
 
 
+@pytest.mark.one_of_these("events for readers")
 def test_a_small_batch_has_no_task_and_no_file_for_each_partition(spark: SparkSession, tmp_path: Path) -> None:
     topics, counts = FakeTopics(spark), []
     sink = ChangesSink(spark, TOPICS, str(tmp_path), topics)

@@ -340,6 +340,7 @@ def columns_of_a_new_form_at_once(job: Job, space: Space) -> Story:
     assert [row["name"] for row in job.seen(before).values()] == ["a", "b"]
 
 
+@pytest.mark.one_of_these("views")
 def test_a_view_shows_what_sql_can_tell_of_all_that_has_been_read(job: Job) -> None:
     merged = iter(MERGED)
 
@@ -369,6 +370,7 @@ def _split(texts: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("catalog")
+@pytest.mark.one_of_these("views")
 def test_a_catalog_has_a_view_of_each_space(spark: SparkSession, tmp_path: Path) -> None:
     job = Job(spark, tmp_path, FreshViews(spark, LOCATION))
 
@@ -403,6 +405,7 @@ def test_a_catalog_has_a_view_of_each_space(spark: SparkSession, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("catalog")
+@pytest.mark.one_of_these("names in a catalog")
 def test_a_name_that_is_taken(spark: SparkSession, tmp_path: Path) -> None:
     spark.sql("CREATE TABLE cdc.shop_users_fresh (id bigint) USING delta")
     job = Job(spark, tmp_path, FreshViews(spark, LOCATION))
@@ -420,6 +423,7 @@ def test_a_name_that_is_taken(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("catalog")
+@pytest.mark.one_of_these("views")
 def test_a_view_that_needs_removed_events_is_an_error_until_it_is_renewed(spark: SparkSession, tmp_path: Path) -> None:
     job = Job(spark, tmp_path, FreshViews(spark, LOCATION))
     job.send(schema(0), put("c", {"id": 1}, 1), delete(1, 2))
@@ -445,6 +449,7 @@ def test_a_view_that_needs_removed_events_is_an_error_until_it_is_renewed(spark:
 
 
 @pytest.mark.usefixtures("catalog")
+@pytest.mark.one_of_these("names in a catalog")
 def test_a_view_follows_versions_that_maintain_makes(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,7 @@ def files(path: Path) -> int:
     return len(list((path / "data").glob("**/*.parquet")))
 
 
+@pytest.mark.one_of_these("Iceberg")
 def test_maintain_removes_what_no_version_needs_and_nothing_else(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +104,7 @@ def schema_in_sqlite(spark: SparkSession, tmp_path: Path) -> tuple[str, str]:
     return name_of_catalog, "cdc"
 
 
+@pytest.mark.one_of_these("Iceberg")
 def test_events_in_a_catalog(spark: SparkSession, schema_in_sqlite: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     topics, location = FakeTopics(spark), Location(schema=schema_in_sqlite, prefix="shop", format=iceberg)
     table = location.only("changes")

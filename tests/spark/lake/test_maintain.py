@@ -19,6 +19,7 @@ pytestmark = pytest.mark.spark
 EVENT = ("string('c') op", "'{}' vclock")
 
 
+@pytest.mark.one_of_these("maintain")
 def test_tables_are_compacted_and_old_files_and_events_go(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -80,6 +81,7 @@ def test_where_no_table_is_there_is_nothing_to_do(
     assert f"There are no tables in {qualified(spark, str(tmp_path))}. " in capsys.readouterr().err
 
 
+@pytest.mark.one_of_these("maintain")
 def test_it_runs_beside_a_query_that_merges(spark: SparkSession, tmp_path: Path) -> None:
     """Both rewrite the same files all the time, so either must do its step again."""
     files, table = tmp_path / "files", str(tmp_path / "tables" / "users")

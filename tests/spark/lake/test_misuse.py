@@ -35,6 +35,7 @@ def puts(first: int, last: int) -> list[Any]:
     return [put("c", {"id": number, "name": "a", "balance": number}, number) for number in range(first, last + 1)]
 
 
+@pytest.mark.one_of_these
 @pytest.mark.parametrize("step", ["append_once", "set_properties"])
 def test_a_query_that_is_taken_over_in_the_middle_of_a_step_writes_nothing_more(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
@@ -75,6 +76,7 @@ def test_a_query_that_is_taken_over_in_the_middle_of_a_step_writes_nothing_more(
     assert seqs(spark, tmp_path) == list(range(1, 13))
 
 
+@pytest.mark.one_of_these("tables that are not as they were")
 def test_queries_for_the_same_events_do_not_share_a_table_however_their_spaces_are_written(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -94,6 +96,7 @@ def test_queries_for_the_same_events_do_not_share_a_table_however_their_spaces_a
     assert seqs(spark, tmp_path) == list(range(1, 7))
 
 
+@pytest.mark.one_of_these("tables that are not as they were")
 def test_a_space_that_is_read_later_is_merged_when_all_its_events_have_been_read(spark: SparkSession, tmp_path: Path) -> None:
     topics, path = FakeTopics(spark), str(tmp_path / "lake")
     orders = [put("c", {"id": number}, number, space="orders", space_id=513) for number in range(1, 13)]
@@ -146,6 +149,7 @@ def _process(spark: SparkSession, topics: FakeTopics, path: str, batch: int, *me
     sink.finish()
 
 
+@pytest.mark.one_of_these("tables that are not as they were")
 def test_a_table_that_is_gone_is_made_again_only_from_all_its_events(spark: SparkSession, tmp_path: Path) -> None:
     topics, path = FakeTopics(spark), str(tmp_path)
 
@@ -163,6 +167,7 @@ def test_a_table_that_is_gone_is_made_again_only_from_all_its_events(spark: Spar
         current_sink(spark, TOPICS, path, topics).finish()
 
 
+@pytest.mark.one_of_these("tables that are not as they were")
 def test_an_older_copy_of_the_checkpoint_or_of_the_table_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     topics, path = FakeTopics(spark), tmp_path / "lake"
 
@@ -188,6 +193,7 @@ def test_an_older_copy_of_the_checkpoint_or_of_the_table_is_refused(spark: Spark
     assert seqs(spark, path) == list(range(1, 10))
 
 
+@pytest.mark.one_of_these("tables that are not as they were")
 def test_rows_whose_events_maintain_has_removed_are_not_read_as_if_nothing_had_happened(
     spark: SparkSession, tmp_path: Path
 ) -> None:

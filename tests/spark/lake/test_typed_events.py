@@ -39,6 +39,7 @@ def stored(spark: SparkSession, path: Path) -> list[Row]:
     return spark.read.format("delta").load(str(path)).orderBy("seq").collect()
 
 
+@pytest.mark.one_of_these("typed events")
 def test_forms_come_and_go_and_no_value_is_lost(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
     orders = {"space": "or/ders", "space_id": 513, "version": 2}
@@ -95,6 +96,7 @@ def test_forms_come_and_go_and_no_value_is_lost(spark: SparkSession, tmp_path: P
     assert (str(order["new"]["at"]), order["old"]) == ("2024-02-29 20:59:58.123456", None)
 
 
+@pytest.mark.one_of_these("typed events")
 def test_rows_of_a_form_that_was_removed_end_the_job_or_are_kept_apart(spark: SparkSession, tmp_path: Path) -> None:
     """Retention has removed the record of the first form from the schema topic."""
     path, topics = tmp_path / "lake", FakeTopics(spark)
@@ -136,6 +138,7 @@ def test_a_table_of_another_ends_the_job(spark: SparkSession, tmp_path: Path) ->
         sink(spark, untyped, topics)
 
 
+@pytest.mark.one_of_these("typed events")
 def test_a_table_that_is_gone_is_not_made_anew_and_one_of_a_new_space_is(spark: SparkSession, tmp_path: Path) -> None:
     lake, topics = tmp_path / "lake", FakeTopics(spark)
     orders: dict[str, Any] = {"space": "orders", "space_id": 513, "version": 2}
@@ -151,6 +154,7 @@ def test_a_table_that_is_gone_is_not_made_anew_and_one_of_a_new_space_is(spark: 
     assert [row["seq"] for row in stored(spark, lake / "orders")] == [3]
 
 
+@pytest.mark.one_of_these("typed events")
 def test_changes_and_changelog_are_one_job_with_two_names(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,6 +177,7 @@ def test_changes_and_changelog_are_one_job_with_two_names(
     assert [(row["seq"], row["new"]["name"]) for row in found["changes"]] == [(1, "a")]
 
 
+@pytest.mark.one_of_these("typed events")
 def test_the_tables_may_be_those_of_a_catalog(spark: SparkSession, tmp_path: Path) -> None:
     spark.sql("CREATE SCHEMA typed")
     try:

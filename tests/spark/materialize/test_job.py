@@ -80,6 +80,7 @@ def add(balance: int) -> list[dict[str, Any]]:
     return [{"op": "+", "field": "balance", "value": balance}]
 
 
+@pytest.mark.one_of_these("whole rows")
 def test_events_get_both_rows_once_however_their_batches_come(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
     longer = (*COLUMNS[:1], ("title", "string"), *COLUMNS[2:], ("more", "boolean"))
@@ -162,6 +163,7 @@ def test_events_get_both_rows_once_however_their_batches_come(spark: SparkSessio
 
 
 @pytest.mark.parametrize("ahead", [0, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.one_of_these("materialize")
 def test_a_truncation_empties_its_keys_whichever_partition_is_read_ahead(spark: SparkSession, tmp_path: Path, ahead: int) -> None:
     topics, published = FakeTopics(spark), Published()
     events = [put("c", {"id": 1, "name": "a", "balance": 1}, 1), put("c", {"id": 2, "name": "b", "balance": 2}, 2), truncate(3)]
@@ -219,6 +221,7 @@ def test_patches_of_a_row_on_two_partitions_are_applied_in_order(
         assert own == list(itertools.accumulate(range(key + 3, 12, 3), initial=0))
 
 
+@pytest.mark.one_of_these("materialize")
 def test_a_change_that_is_read_after_a_later_one_of_its_row_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
     begun = sink(spark, tmp_path / "whole", topics)
@@ -234,6 +237,7 @@ def test_a_change_that_is_read_after_a_later_one_of_its_row_ends_the_job(spark: 
     assert [row["seq"] for row in stored(spark, tmp_path / "whole")] == [2, 5]
 
 
+@pytest.mark.one_of_these("materialize")
 def test_of_two_jobs_that_publish_from_one_path_the_first_ends_before_it_sends_more(spark: SparkSession, tmp_path: Path) -> None:
     topics, published = FakeTopics(spark), Published()
     first, second = (sink(spark, tmp_path / "whole", topics, publisher=published) for _ in range(2))
@@ -249,6 +253,7 @@ def test_of_two_jobs_that_publish_from_one_path_the_first_ends_before_it_sends_m
     assert [json.loads(row["after"])["balance"] for row in stored(spark, tmp_path / "whole")] == [1, 6]
 
 
+@pytest.mark.one_of_these("whole rows")
 def test_events_that_wait_stay_for_their_checkpoint_when_another_was_used_meanwhile(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,6 +386,7 @@ def test_batches_that_come_twice_leave_each_event_once_and_the_rows_of_the_last_
     assert [value["after"]["balance"] for value in values if value["source"]["seq"] in (4, 5, 7)] == [0, 0, 100, 100, 101, 101]
 
 
+@pytest.mark.one_of_these("materialize")
 def test_a_snapshot_s_end_is_heeded_though_it_is_read_late_or_retention_has_taken_it(spark: SparkSession, tmp_path: Path) -> None:
     topics, whole = FakeTopics(spark), tmp_path / "whole"
     rows = [{"id": identity, "name": "a", "balance": 2} for identity in (1, 2)]
@@ -401,6 +407,7 @@ def test_a_snapshot_s_end_is_heeded_though_it_is_read_late_or_retention_has_take
     assert found[2:] == [(3, "c", None), (5, "c", None)]
 
 
+@pytest.mark.one_of_these("whole rows")
 def test_rows_and_their_history_follow_a_space_to_another_key_and_back(spark: SparkSession, tmp_path: Path) -> None:
     """Though no event tells that a row has another key, and though the schema topic is compacted meanwhile."""
     topics, whole, history = FakeTopics(spark), tmp_path / "whole", str(tmp_path / "history")

@@ -27,6 +27,7 @@ def other(kafka: KafkaServer, prefix: str) -> Daemon:
 
 
 @pytest.mark.parametrize("job", ["changelog", pytest.param("history", marks=pytest.mark.soak)])
+@pytest.mark.one_of_these("own topics")
 def test_only_the_daemons_own_topics_and_events_count(
     spark: SparkSession, kafka: KafkaServer, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str], job: str
 ) -> None:
@@ -73,6 +74,7 @@ def test_only_the_daemons_own_topics_and_events_count(
     assert "--spaces" in said
 
 
+@pytest.mark.one_of_these("own topics")
 def test_without_forms_an_event_of_another_daemon_ends_the_job(
     spark: SparkSession, kafka: KafkaServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -108,6 +110,7 @@ def test_a_prefix_without_topics_is_an_error_that_says_what_there_is(
     assert "--spaces 'usrs' selects none of the spaces with topics: users." in capsys.readouterr().err
 
 
+@pytest.mark.one_of_these("own topics")
 def test_another_cluster_and_a_topic_that_was_made_anew_end_the_job(
     spark: SparkSession, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

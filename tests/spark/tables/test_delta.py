@@ -35,7 +35,13 @@ def test_locations_name_tables() -> None:
     assert tables.identifier(catalog.of("users")) == "`lake_1`.`shop_users_v1`"
 
 
-@pytest.mark.parametrize("by_name", [pytest.param(False, id="path", marks=pytest.mark.soak), pytest.param(True, id="catalog")])
+@pytest.mark.parametrize(
+    "by_name",
+    [
+        pytest.param(False, id="path", marks=pytest.mark.soak),
+        pytest.param(True, id="catalog", marks=pytest.mark.one_of_these("Delta")),
+    ],
+)
 def test_every_step_works_with_both_kinds(spark: SparkSession, tmp_path: Path, schema: tuple[str, ...], by_name: bool) -> None:
     location = Location(schema=schema, prefix="shop") if by_name else Location(path=str(tmp_path))
     table: Table = location.of("a `b")
@@ -111,6 +117,7 @@ def test_a_step_is_done_again_when_somebody_else_has_changed_the_table(
     assert (conflicts, tables.read(spark, table).count()) == ([], 3)
 
 
+@pytest.mark.one_of_these("Delta")
 def test_rows_of_600_kb_are_read_in_a_gigabyte(spark: SparkSession, tmp_path: Path) -> None:
     runtime: Any = spark.sparkContext._jvm
     assert runtime.java.lang.Runtime.getRuntime().maxMemory() <= 1 << 30
