@@ -111,6 +111,26 @@ DEBEZIUM = JarSet(
 )
 """Debezium's transforms and Kafka Connect's converters, which judge events in the tests."""
 
+_ICEBERG_VERSION = "1.11.0"
+_JETTY_VERSION = "12.1.5"
+
+REST_CATALOG = JarSet(
+    "rest-catalog",
+    (
+        f"org.apache.iceberg:iceberg-open-api:{_ICEBERG_VERSION}:jar:test-fixtures",
+        f"org.apache.iceberg:iceberg-core:{_ICEBERG_VERSION}:jar:tests",
+        f"org.apache.iceberg:iceberg-core:{_ICEBERG_VERSION}",
+        f"org.eclipse.jetty.ee10:jetty-ee10-servlet:{_JETTY_VERSION}",
+        f"org.eclipse.jetty.compression:jetty-compression-gzip:{_JETTY_VERSION}",
+        f"org.eclipse.jetty.compression:jetty-compression-server:{_JETTY_VERSION}",
+        "org.apache.hadoop:hadoop-client-api:3.4.1",
+        "org.apache.hadoop:hadoop-client-runtime:3.4.1",
+        "org.xerial:sqlite-jdbc:3.54.1.0",
+    ),
+    transitive=True,
+)
+"""Iceberg's own REST catalog for tests. Fetched by the first test that needs it."""
+
 REGISTRY = JarSet("registry", (), transitive=False, archive="io.apicurio:apicurio-registry-app:2.6.13.Final:tar.gz:all")
 """A registry of schemas. Versions 3 require Java 21."""
 
@@ -217,8 +237,8 @@ def _run(maven: str, project: Path, jar_set: JarSet, goal: str, folder: Path, *s
 
 
 def _file_name(artifact: str) -> str:
-    _, name, version = artifact.split(":")
-    return f"{name}-{version}.jar"
+    _, name, version, *kind = artifact.split(":")
+    return "-".join([name, version, *kind[1:]]) + ".jar"
 
 
 def main() -> None:

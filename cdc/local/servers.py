@@ -26,6 +26,7 @@ from cdc.local.kafka_secured import SecuredKafka
 from cdc.local.opensearch import OpenSearch
 from cdc.local.options import TarantoolOptions
 from cdc.local.registry import Registry
+from cdc.local.rest_catalog import RestCatalog
 from cdc.local.tarantool import Tarantool
 
 KIND_VARIABLE = "TARANTOOL_CDC_SERVERS"
@@ -120,6 +121,13 @@ class LocalServers:
     def start_registry(self, name: str = "registry", *, keeps_data: bool = False) -> Registry:
         """Return a running registry of schemas, always as a process. Raises `LocalServerError` if it doesn't start."""
         server = Registry(self.directory / name, keeps_data=keeps_data, name=name)
+        self._started.callback(server.close)
+        server.start()
+        return server
+
+    def start_rest_catalog(self, name: str = "rest-catalog") -> RestCatalog:
+        """Return a running REST catalog of Iceberg, always as a process. Raises `LocalServerError` if it doesn't start."""
+        server = RestCatalog(self.directory / name, name)
         self._started.callback(server.close)
         server.start()
         return server
