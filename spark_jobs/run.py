@@ -22,7 +22,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_jobs.audit.job import Audit
+from spark_jobs.audit.job import IMAGES, Audit
 from spark_jobs.contract.envelope import NO_CHANGE_EVENT, with_fault_column
 from spark_jobs.contract.source import Topics
 from spark_jobs.current.job import Current
@@ -30,6 +30,7 @@ from spark_jobs.errors import JobError, operator_message
 from spark_jobs.feeds.cache_invalidation import CacheInvalidation
 from spark_jobs.feeds.search_index import SearchIndex
 from spark_jobs.history.job import HistoryJob, HistoryOf, ShowHistory
+from spark_jobs.history.store import VERSIONS
 from spark_jobs.lake.changes import Changelog, Changes
 from spark_jobs.lake.lake import CHANGES
 from spark_jobs.lake.maintain import Maintain
@@ -47,7 +48,6 @@ from spark_jobs.runner.report import Log, metrics
 from spark_jobs.runner.session import JARS_DIRECTORY_VARIABLE, build_session
 from spark_jobs.runner.watch import Gate, Listener, Watch, last_step
 from spark_jobs.tables import delta
-from spark_jobs.tables.format import TableFormat
 from spark_jobs.tables.formats import FORMATS, check_format
 from spark_jobs.tables.location import Location
 from spark_jobs.tables.places import check_schema, qualified
@@ -58,6 +58,8 @@ JOBS: Final[dict[str, Job]] = {
 }
 TASKS: Final[dict[str, Task]] = {task.name: task for task in (HistoryOf(), ShowHistory(), Maintain())}
 
+_OWN_TABLES: Final = (CHANGES, VERSIONS, IMAGES)
+"""Tables with fixed names under a job's path, by which the format of its tables is known."""
 _OFFSETS_PER_TRIGGER: Final = 500_000
 _ONCE: Final = {"processingTime": "36500 days"}
 """Trigger for one batch at once, and no other."""
@@ -101,26 +103,17 @@ def locate(session: SparkSession, options: argparse.Namespace) -> None:
         options.path = qualified(session, options.path)
         known = FORMATS[getattr(options, "table_format", delta.NAME)]
         if options.job in JOBS:
-            check_format(session, [options.path, f"{options.path}/{CHANGES}"], known)
+            check_format(session, [options.path, *(f"{options.path}/{name}" for name in _OWN_TABLES)], known)
         options.location = Location(path=options.path, format=known)
     elif getattr(options, "catalog", None) is not None:
         check_schema(session, options.catalog)
         prefix = getattr(options, "prefix", "")
         known = FORMATS[options.table_format]
         options.location = Location(schema=options.catalog, prefix=prefix, template=options.table_template, format=known)
-        if options.job in JOBS and not _takes_catalog(JOBS[options.job], known):
-            if known is not delta:
-                raise JobError(
-                    f"{options.job} can't keep its tables of the format {known.NAME} in a catalog: name a --path. changelog and"
-                    " changes can, with --catalog."
-                )
+        if options.job in JOBS and known is delta and not JOBS[options.job].takes_catalog:
             options.names = Names(session, options.location)
             options.path = job_folder(session, options.location, options.job)
             options.location = Location(path=options.path)
-
-
-def _takes_catalog(job: Job, known: TableFormat) -> bool:
-    return job.takes_catalog or (known is not delta and job.iceberg_takes_catalog)
 
 
 def feed(sink: Sink, records: DataFrame, batch: int, query: str, control: Sequence[str]) -> None:
@@ -150,7 +143,8 @@ def _sink(session: SparkSession, job: Job, topics: Topics, options: argparse.Nam
     sink = job.sink(session, topics, options)
     if options.on_error == "dead-letter":
         path = options.dead_letters or f"{options.checkpoint.rstrip('/')}_dead_letters"
-        sink.dead_letters = DeadLetterTable(session, qualified(session, path), job.name)
+        known = FORMATS[getattr(options, "table_format", delta.NAME)]
+        sink.dead_letters = DeadLetterTable(session, qualified(session, path), job.name, known)
     return sink
 
 
@@ -262,12 +256,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         if options.changes is None and len(named) < 2:
             parser.error("--bootstrap-servers and --prefix are required, or --changes")
     if options.job in JOBS:
-        able = [name for name, job in JOBS.items() if getattr(options, "table_format", delta.NAME) in job.formats]
-        if JOBS[options.job].has_tables and options.job not in able:
-            parser.error(
-                f"{options.job} can't write --table-format {options.table_format}; these jobs can: {', '.join(able)}. For"
-                f" {options.job} use --table-format delta, the default, with a --path of its own"
-            )
         if options.value_format == "avro" and options.registry is None:
             parser.error("--value-format avro needs the registry's address: --registry (the daemon's format.registry.url)")
         if options.value_format != "avro" and options.registry is not None:

@@ -13,19 +13,19 @@ from collections.abc import Sequence
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from spark_jobs.current import read_current, watermark
 from spark_jobs.errors import JobError, operator_message
+from spark_jobs.lake.lake import Lake
 from spark_jobs.runner.options import add_spark_options, add_table_format, hide
 from spark_jobs.runner.output import prepare, tell
 from spark_jobs.runner.session import JARS_DIRECTORY_VARIABLE, build_session
-from spark_jobs.tables.places import qualified
+from spark_jobs.tables.places import table_at
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables, and return the exit status."""
     prepare()
     parser = argparse.ArgumentParser(prog="spark_jobs.show", description="Print the rows of a table of `current`.")
-    parser.add_argument("path", nargs="+", help="folder of a space under the job's --path")
+    parser.add_argument("path", nargs="+", help="folder of a space under the job's --path, or its table's name in a catalog")
     parser.add_argument(
         "--as-of",
         choices=("watermark",),
@@ -42,10 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings=dict(options.spark_conf),
             table_format=options.table_format,
         )
-        paths = {path: qualified(session, path).rstrip("/") for path in options.path}
-        marks = {place: watermark(session, place) if options.as_of else None for place in map(_parent, paths.values())}
-        for path, found in paths.items():
-            rows = read_current(session, found, marks[_parent(found)]).select("_key", "_row", "_seq")
+        found = {path: Lake.of_table(session, str(table_at(session, path)).rstrip("/")) for path in options.path}
+        marks = {lake.place: lake.watermark() if options.as_of else None for lake, _ in found.values()}
+        for path, (lake, space) in found.items():
+            rows = lake.space_rows(space, marks[lake.place]).rows().select("_key", "_row", "_seq")
             name = json.dumps(path, ensure_ascii=False)
             for row in rows.toLocalIterator():
                 print(f'{{"path":{name},"key":{row["_key"]},"row":{row["_row"]},"seq":{row["_seq"]}}}')
@@ -53,10 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tell(hide(f"show: {operator_message(error)}", options))
         return 1
     return 0
-
-
-def _parent(path: str) -> str:
-    return path.rpartition("/")[0]
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ from spark_jobs.audit.facts import (
     transactions,
 )
 from spark_jobs.audit.numbers import BUCKET_BITS, BUCKET_SIZE, Interval, without
-from spark_jobs.audit.sources import CONTROL_TOPICS, Places, Source, TableSource, TopicSource, completed
+from spark_jobs.audit.sources import CONTROL_TOPICS, Source, TableSource, TopicSource, completed, first_offsets_in
 from spark_jobs.audit.state import (
     FINDING_SCHEMA,
     TRANSACTIONS_BEHIND,
@@ -49,7 +49,7 @@ from spark_jobs.audit.state import (
     State,
     further_gaps,
     gap,
-    place,
+    partition_name,
 )
 from spark_jobs.contract.envelope import CONTROL
 from spark_jobs.contract.source import Topics
@@ -57,10 +57,10 @@ from spark_jobs.errors import JobError
 from spark_jobs.runner.checkpoint import query_id
 from spark_jobs.runner.job import Job, Sink
 from spark_jobs.runner.output import tell
-from spark_jobs.tables import delta
 from spark_jobs.tables.codegen import varying
-from spark_jobs.tables.places import qualified
-from spark_jobs.tables.state_files import StateFiles
+from spark_jobs.tables.location import Location
+from spark_jobs.tables.places import table_at
+from spark_jobs.tables.state_files import StateFiles, state_folder
 
 _FINDINGS_MAX: Final = 1000
 """Maximum number of findings of one kind in one batch.
@@ -68,6 +68,8 @@ _FINDINGS_MAX: Final = 1000
 For gaps, which later batches don't report again, the number of further ones is reported.
 """
 _COMPACT_EVERY: Final = 20
+_FINDINGS, IMAGES = "findings", "images"
+"""The job's tables."""
 _SAID_MAX: Final = 10
 _EVERYTHING: Final = ".*"
 
@@ -97,14 +99,14 @@ class Audit(Job):
         )
         parser.add_argument(
             "--changes",
-            metavar="PATH",
+            metavar="PATH|NAME",
             help="check the table that a job `changes` writes, instead of Kafka: then omit --bootstrap-servers and --prefix",
         )
 
     def prepare(self, session: SparkSession, options: argparse.Namespace) -> None:
         """See `Job.prepare`."""
         if options.changes is not None:
-            options.changes = qualified(session, options.changes)
+            options.changes = table_at(session, options.changes)
             options.bootstrap_servers, options.prefix = "", TableSource(session, options.changes).prefix()
 
     def place(self, options: argparse.Namespace) -> str:
@@ -114,22 +116,23 @@ class Audit(Job):
     def stream(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> DataFrame:
         """See `Job.stream`."""
         if options.changes is not None:
-            return TableSource(session, options.changes).stream(topics)
+            return TableSource(session, options.changes).stream(topics, options.checkpoint)
         return super().stream(session, topics, options)
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> AuditSink:
         """See `Job.sink`."""
-        source: Source = TopicSource(session, topics, first_offsets=lambda: _first_offsets(session, options.checkpoint))
+        source: Source = TopicSource(session, topics, first_offsets=lambda: first_offsets_in(session, options.checkpoint))
         if options.changes is not None:
             source = TableSource(session, options.changes)
         return AuditSink(
             session,
             topics,
-            options.path,
+            options.location,
             source,
             lambda: query_id(session, options.checkpoint),
             repeats=options.delivery == "at_least_once",
             grace_seconds=options.grace_seconds,
+            state_path=state_folder(options.location, options.checkpoint, "state"),
         )
 
 
@@ -140,27 +143,31 @@ class AuditSink(Sink):
         self,
         session: SparkSession,
         topics: Topics,
-        path: str,
+        location: Location,
         source: Source,
         query: Callable[[], str | None],
         *,
+        state_path: str,
         repeats: bool = False,
         grace_seconds: float = 60,
     ) -> None:
         """`source` provides the batches' data; with `repeats`, events may occur repeatedly.
 
-        `query` returns the id of the checkpoint's query, None before its first start.
+        `query` returns the id of the checkpoint's query, None before its first start. `state_path` is the folder for the state.
         """
         self._session = session
         self._topics = topics
-        self._path = path.rstrip("/")
+        self._format = location.format
+        self._findings = location.of(_FINDINGS)
+        self._images = location.of(IMAGES) if location.path is not None else location.inner(f"_{IMAGES}")
+        self._state_path = state_path
         self._repeats = repeats
         self._grace_seconds = grace_seconds
         self._source = source
         self._query = query
         self._all_spaces = topics.spaces == _EVERYTHING
         self._control = [topics.control(name) for name in Audit.control_topics]
-        self._files = StateFiles(session, f"{self._path}/state")
+        self._files = StateFiles(session, state_path)
         self._state: State | None = None
         self._position: tuple[str, int] | None = None
         self._found: Counter[str] = Counter()
@@ -175,7 +182,7 @@ class AuditSink(Sink):
         state, stored_batch, stored = self._load(query)
         if stored_batch not in (batch - 1, batch):
             raise JobError(
-                f"The state of this checkpoint's audit in {self._path}/state is that after batch {stored_batch}, and the"
+                f"The state of this checkpoint's audit in {self._state_path} is that after batch {stored_batch}, and the"
                 f" checkpoint goes on with batch {batch}: one of them is an older copy, and some events would not be examined."
                 " Put the newest copy back, or start with an empty --checkpoint, which examines everything again."
             )
@@ -193,7 +200,7 @@ class AuditSink(Sink):
 
     def tables(self) -> Mapping[str, str]:
         """See `Sink.tables`."""
-        return {"findings": f"{self._path}/findings"}
+        return {_FINDINGS: self._findings} if isinstance(self._findings, str) else {}
 
     def counts(self) -> Mapping[str, int]:
         """See `Sink.counts`."""
@@ -218,7 +225,7 @@ class AuditSink(Sink):
         self._save(state, batch, query, (), found)
         self._publish_report(found, query)
         told = ", ".join(f"{count} {kind}" for kind, count in sorted(self._unreported.items()))
-        _say(f"found {told}; the table {self._path}/findings has them" if told else "found nothing")
+        _say(f"found {told}; the table {self._findings} has them" if told else "found nothing")
         self._unreported.clear()
         self._save(state, batch, query, ())
         return 1 if told else 0
@@ -242,8 +249,8 @@ class AuditSink(Sink):
                 self._unreported, self._reports = Counter(kept["unreported"]), kept["reports"]
             except KeyError as error:
                 raise JobError(
-                    f"The state of the job `audit` in {self._path} is one that this version doesn't know ({error} is missing):"
-                    " another version has written it. Start the job with a new --path and an empty --checkpoint."
+                    f"The state of the job `audit` in {self._state_path} is one that this version doesn't know ({error} is"
+                    " missing): another version has written it. Start the job with a new --path and an empty --checkpoint."
                 ) from error
             self._publish_report(report, query)
             return self._state, batch, stored
@@ -257,7 +264,7 @@ class AuditSink(Sink):
         for topic, offsets in self._source.first_offsets().items():
             if topic not in others:
                 for partition, offset in offsets.items():
-                    where = place(topic, int(partition))
+                    where = partition_name(topic, int(partition))
                     state.last_in[where] = (-1, offset - 1)
                     if offset > 0:
                         state.cut.add(where)
@@ -285,7 +292,7 @@ class AuditSink(Sink):
         self._found.update(finding.kind for finding in found)
         rows = self._session.createDataFrame([astuple(finding) for finding in found], FINDING_SCHEMA)
         rows = rows.withColumn("found_at", F.current_timestamp())
-        delta.append_once(rows, f"{self._path}/findings", partition_by=(), application=application, batch=batch)
+        self._format.append_once(rows, self._findings, partition_by=(), application=application, batch=batch)
         for finding in found[:_SAID_MAX]:
             _say(f"{finding.kind}: {finding.sentence}")
         if len(found) > _SAID_MAX:
@@ -311,7 +318,7 @@ class AuditSink(Sink):
         events: Counter[int] = Counter()
         firsts: dict[str, Any] = {}
         for row in facts:
-            where = place(row["topic"], row["partition"])
+            where = partition_name(row["topic"], row["partition"])
             for record in row["records"]:
                 state.note_snapshot(json.loads(record["key"]))
             if row["last"] is None:
@@ -360,7 +367,7 @@ class AuditSink(Sink):
         firsts: dict[str, dict[str, Any]] = {}
         for row in facts:
             if row["first"] is not None:
-                where = place(row["topic"], row["partition"])
+                where = partition_name(row["topic"], row["partition"])
                 first = {"topic": row["topic"], "partition": row["partition"], **row["first"].asDict()}
                 for name in (where, f"{where}/{row['replica_id']}"):
                     firsts[name] = min(firsts.get(name, first), first, key=lambda one: int(one["offset"]))
@@ -382,15 +389,14 @@ class AuditSink(Sink):
 
     def _chains(self, changes: DataFrame, state: State, batch: int, query: str) -> list[Finding]:
         """Check that each row before is the row after of its key's previous change."""
-        path = f"{self._path}/images"
         known = self._session.createDataFrame([], LAST_IMAGE_SCHEMA)
-        if delta.exists(self._session, path):
-            stored = delta.read(self._session, path).where(F.col("query") == query)
+        if self._format.exists(self._session, self._images):
+            stored = self._format.read(self._session, self._images).where(F.col("query") == query)
             known = newest(stored.where(F.col("batch") < batch).drop("query", "batch"))
             if batch % _COMPACT_EVERY == 0:
                 # Batches before this one are final. If this one is repeated, its first rows stay: they aren't appended again.
                 alive = known.where("op <> 'd'").withColumns({"query": F.lit(query), "batch": varying(batch - 1)})
-                delta.overwrite(alive.unionByName(stored.where(F.col("batch") >= batch)), path)
+                self._format.overwrite(alive.unionByName(stored.where(F.col("batch") >= batch)), self._images)
         broken = self._broken(changes, known, state)
         if broken:
             # A snapshot's end may be read later than the events after it.
@@ -398,7 +404,7 @@ class AuditSink(Sink):
                 state.note_sweeps(record)
             broken = self._broken(changes, known, state)
         images = last_images(changes).withColumns({"query": F.lit(query), "batch": varying(batch)})
-        delta.append_once(images, path, partition_by=(), application=query, batch=batch)
+        self._format.append_once(images, self._images, partition_by=(), application=query, batch=batch)
         return [_broken_chain(row) for row in broken]
 
     def _broken(self, changes: DataFrame, known: DataFrame, state: State) -> list[Row]:
@@ -521,18 +527,6 @@ def _broken_chain(row: Any) -> Finding:
         f" {previous['offset']}: its `before` isn't that change's `after`."
     )
     return _at(row, "image", told, previous)
-
-
-def _first_offsets(session: SparkSession, checkpoint: str) -> Places:
-    """Return the offsets at which the query began, from its checkpoint, where Spark stores them."""
-    text = session.read.text(f"{checkpoint.rstrip('/')}/sources/0/0", wholetext=True).collect()[0][0]
-    start = text.find("{")
-    if start < 0:
-        raise JobError(
-            f"The checkpoint {checkpoint} doesn't contain the offsets at which the query began. Choose a new --checkpoint."
-        )
-    offsets: Places = json.loads(text[start:])
-    return offsets
 
 
 def _say(text: str) -> None:

@@ -20,14 +20,13 @@ from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.lake.event_table import PREFIX
 from spark_jobs.tables import delta
-from spark_jobs.tables.formats import check_delta
+from spark_jobs.tables.formats import format_of
+from spark_jobs.tables.places import Table, beside
 
 CONTROL_TOPICS: Final = ("transaction", "snapshot")
 
 Places = Mapping[str, Mapping[str, int]]
 """Offsets by topic and partition, as Spark writes them."""
-
-_ALL: Final = str(2**31 - 1)
 
 
 class Source(Protocol):
@@ -111,34 +110,35 @@ class TableSource:
     knows_transactions: ClassVar[bool] = False
     is_final: ClassVar[bool] = False
 
-    def __init__(self, session: SparkSession, path: str) -> None:
-        """`path` is the table's path."""
+    def __init__(self, session: SparkSession, table: Table) -> None:
+        """Name the table. Raises JobError if Spark can't read its format."""
         self._session = session
-        self._path = path
+        self._table = table
+        self._format = format_of(session, table) or delta
 
     def prefix(self) -> str:
         """Return the topic prefix of the table's events. Raises JobError if there is no such table."""
-        check_delta(self._session, self._path, "audit --changes")
-        state = delta.state(self._session, self._path)
+        state = self._format.state(self._session, self._table)
         found = None if state is None else state.properties.get(PREFIX)
         if found is None or not self._has_offsets():
             raise JobError(
-                f"There is no table of events in {self._path} that --changes can use: that is one which a job `changes` has"
+                f"There is no table of events in {self._table} that --changes can use: that is one which a job `changes` has"
                 " written. (The one that a job `current` keeps for itself has fewer columns.)"
             )
         return found
 
     def _has_offsets(self) -> bool:
         """Return whether all events have their offsets. Those of a job `current` lack them, at least those of newer versions."""
-        rows = delta.read(self._session, self._path)
+        rows = self._read()
         return "kafka_offset" in rows.columns and rows.where("kafka_offset is null").isEmpty()
 
-    def stream(self, topics: Topics) -> DataFrame:
+    def stream(self, topics: Topics, checkpoint: str) -> DataFrame:
         """Stream events of the chosen spaces as they are appended, in complete commits, so that partitions are read in order."""
-        # Rows that `maintain` removes from the table have been read before. The first batch is the complete table, whatever its
-        # size, because its files don't show the order in which they were written.
-        reader = self._session.readStream.format("delta").option("skipChangeCommits", "true").option("maxFilesPerTrigger", _ALL)
-        return reader.load(self._path).where(F.col("kafka_topic").rlike(topics.pattern()))
+        found = self._format.stream(self._session, self._table, checkpoint)
+        return found.where(F.col("kafka_topic").rlike(topics.pattern()))
+
+    def _read(self) -> DataFrame:
+        return self._format.read(self._session, self._table)
 
     def changes(self, records: DataFrame) -> DataFrame:
         """See `Source.changes`."""
@@ -154,14 +154,14 @@ class TableSource:
 
     def numbers(self, offsets: Places) -> DataFrame:  # noqa: ARG002 - a table is read completely
         """See `Source.numbers`."""
-        return delta.read(self._session, self._path).select("seq")
+        return self._read().select("seq")
 
     def snapshots(self) -> list[tuple[int, dict[str, Any]]]:
         """See `Source.snapshots`."""
-        path = f"{self._path}/_control"
-        if delta.state(self._session, path) is None:
+        control = beside(self._table, "_control")
+        if self._format.state(self._session, control) is None:
             return []
-        rows = delta.read(self._session, path).where("kind = 'snapshot'").select("position", "value").collect()
+        rows = self._format.read(self._session, control).where("kind = 'snapshot'").select("position", "value").collect()
         return sorted(((int(row["position"]), json.loads(row["value"])) for row in rows), key=lambda record: record[0])
 
     def snapshots_beside(self) -> list[tuple[int, dict[str, Any]]]:
@@ -172,15 +172,27 @@ class TableSource:
         """See `Source.first_offsets`; the table's lowest offsets."""
         first = F.min("kafka_offset").alias("first")
         found: dict[str, dict[str, int]] = {}
-        for row in delta.read(self._session, self._path).groupBy("kafka_topic", "kafka_partition").agg(first).collect():
+        for row in self._read().groupBy("kafka_topic", "kafka_partition").agg(first).collect():
             found.setdefault(row["kafka_topic"], {})[str(row["kafka_partition"])] = row["first"]
         return found
 
     def lacking(self, what: str, *, are_several: bool) -> str:
         """See `Source.lacking`."""
-        return f"{what} {'are' if are_several else 'is'} not in the table {self._path}"
+        return f"{what} {'are' if are_several else 'is'} not in the table {self._table}"
 
 
 def completed(records: Sequence[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return the COMPLETED records among snapshot records."""
     return [record for _, record in records if record["status"] == "COMPLETED"]
+
+
+def first_offsets_in(session: SparkSession, checkpoint: str) -> Places:
+    """Return the offsets at which the query began, from its checkpoint, where Spark stores them."""
+    text = session.read.text(f"{checkpoint.rstrip('/')}/sources/0/0", wholetext=True).collect()[0][0]
+    start = text.find("{")
+    if start < 0:
+        raise JobError(
+            f"The checkpoint {checkpoint} doesn't contain the offsets at which the query began. Choose a new --checkpoint."
+        )
+    offsets: Places = json.loads(text[start:])
+    return offsets

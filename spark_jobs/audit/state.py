@@ -272,7 +272,7 @@ class State:
         return found
 
 
-def place(topic: str, partition: int) -> str:
+def partition_name(topic: str, partition: int) -> str:
     """Return a partition's name in the state."""
     return f"{topic}/{partition}"
 

@@ -1,4 +1,4 @@
-"""Job `current`: one Delta table per space, with one row per key and the present state of each row (layout: lake.py).
+"""Job `current`: one table per space, with one row per key and the present state of each row (layout: lake.py).
 
 Append first, merge rarely. Each batch is appended to the table of events, which doesn't depend on the size of any table. A
 separate thread (steps.py) merges the events into the tables of the spaces when enough events have gathered (merger.py).
@@ -26,8 +26,8 @@ from spark_jobs.lake.positions import KafkaPositions, Positions
 from spark_jobs.lake.seconds import seconds
 from spark_jobs.runner.job import Job, Sink
 from spark_jobs.runner.registered import Names
-from spark_jobs.tables.formats import FORMATS, check_format
-from spark_jobs.tables.places import qualified
+from spark_jobs.tables.formats import check_format
+from spark_jobs.tables.places import table_at
 
 _INTERVAL: Final = 60.0
 
@@ -38,7 +38,6 @@ class Current(Job):
     name = "current"
     summary = "keep one table per space with one row per key"
     control_topics = KINDS
-    formats = tuple(FORMATS)
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """See `Job.add_options`."""
@@ -67,7 +66,7 @@ class Current(Job):
         )
         parser.add_argument(
             "--changes",
-            metavar="PATH",
+            metavar="PATH|NAME",
             help="read the table that a job `changes` writes, instead of writing a table of events of this job's own",
         )
         parser.add_argument(
@@ -80,10 +79,10 @@ class Current(Job):
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> CurrentSink:
         """See `Job.sink`."""
-        elsewhere = None if options.changes is None else qualified(session, options.changes)
+        elsewhere = None if options.changes is None else table_at(session, options.changes)
         if elsewhere is not None:
             check_format(session, [elsewhere], options.location.format)
-        lake = Lake(session, options.path, elsewhere, options.location.format)
+        lake = Lake(session, options.location, elsewhere)
         lake.check_changes(elsewhere)
         positions, changes = KafkaPositions(session, topics, options.checkpoint), None
         if elsewhere is None:
@@ -91,7 +90,7 @@ class Current(Job):
             changes = ChangesSink(
                 session,
                 topics,
-                lake.changes_path,
+                lake.changes_table,
                 positions,
                 layout=CHANGES_OF_READERS,
                 rules=rules,
@@ -106,6 +105,7 @@ class Current(Job):
             takes_collated=options.collated_keys == "apart",
         )
         names: Names | None = getattr(options, "names", None)
+        shown = names.location if names is not None else options.location
         return CurrentSink(
             lake,
             topics,
@@ -113,7 +113,7 @@ class Current(Job):
             rules_of_merges,
             changes=changes,
             is_background=not is_backlog,
-            views=FreshViews.at(session, names.location) if names is not None and options.fresh_views else None,
+            views=FreshViews.at(session, shown) if shown.path is None and options.fresh_views else None,
         )
 
 
@@ -162,7 +162,8 @@ class CurrentSink(Sink):
 
     def tables(self) -> Mapping[str, str]:
         """See `Sink.tables`: the merged rows of each space."""
-        return {space: self._lake.table_path(space) for space in self._lake.control_table.read().forms.names()}
+        tables = {space: self._lake.space_table(space) for space in self._lake.control_table.read().forms.names()}
+        return {space: table for space, table in tables.items() if isinstance(table, str)}
 
     def finish(self) -> int:
         """See `Sink.finish`. Merges all events that have been appended, even if Kafka has received more since."""

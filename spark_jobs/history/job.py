@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
@@ -23,9 +24,11 @@ from spark_jobs.history.store import History
 from spark_jobs.lake.event_table import PREFIX, AppendRules, EventTable
 from spark_jobs.runner.checkpoint import claim
 from spark_jobs.runner.job import Job, Sink, Task, query_of_batch
+from spark_jobs.runner.options import add_table_options
 from spark_jobs.tables import delta
-from spark_jobs.tables.formats import check_delta
-from spark_jobs.tables.places import qualified
+from spark_jobs.tables.formats import check_format, format_of
+from spark_jobs.tables.location import Location
+from spark_jobs.tables.places import beside, table_at
 
 _PUBLISH_EVERY: Final = 100
 
@@ -50,24 +53,27 @@ class HistoryJob(Job):
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> HistorySink:
         """See `Job.sink`."""
-        return HistorySink(session, topics, options.path, publish_every=options.publish_every)
+        return HistorySink(session, topics, options.location, publish_every=options.publish_every)
 
 
 class HistorySink(Sink):
     """Sink that appends batches, each once."""
 
-    def __init__(self, session: SparkSession, topics: Topics, path: str, *, publish_every: int = _PUBLISH_EVERY) -> None:
+    def __init__(
+        self, session: SparkSession, topics: Topics, place: str | Location, *, publish_every: int = _PUBLISH_EVERY
+    ) -> None:
         """If `publish_every` is 0, no tables of intervals are written."""
-        self._history = History(session, path)
+        self._history = History(session, place)
         # A control record's `seq` is its offset, at which a topic that was created again has another record.
         identity = ("seq", "row")
         self._table = EventTable(
             session,
-            self._history.versions_path,
+            self._history.versions_table,
             topics.prefix,
             ("space",),
             spaces=topics.spaces,
             rules=AppendRules(identity=identity),
+            table_format=self._history.format,
         )
         self._topics = topics
         self._control = [topics.control(name) for name in HistoryJob.control_topics]
@@ -101,7 +107,9 @@ class HistorySink(Sink):
 
     def _publish(self) -> None:
         for name in self._history.spaces():
-            self._published[name] = self._history.bring_up_to_date(name)
+            table = self._history.bring_up_to_date(name)
+            if isinstance(table, str):
+                self._published[name] = table
         self._history.empty_former()
         self._unpublished = 0
 
@@ -114,32 +122,38 @@ class HistoryOf(Task):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """See `Task.add_options`."""
-        parser.add_argument("--changes", required=True, metavar="PATH", help="the table of events")
-        parser.add_argument("--path", required=True, help="the history's path, as for job history")
+        parser.add_argument("--changes", required=True, metavar="PATH|NAME", help="the table of events")
+        add_table_options(parser)
         parser.add_argument("--checkpoint", required=True, metavar="PATH", help="where this task stores its progress")
 
     def run(self, session: SparkSession, options: argparse.Namespace) -> int:
         """See `Task.run`."""
-        source = qualified(session, options.changes)
-        check_delta(session, source, self.name)
-        state = delta.state(session, source)
+        source = table_at(session, options.changes)
+        known = format_of(session, source)
+        state = None if known is None else known.state(session, source)
         prefix = None if state is None else state.properties.get(PREFIX)
-        if prefix is None:
+        if known is None or prefix is None:
             raise JobError(
                 f"There is no table of events in {source}: --changes is the --path of a job `changes` or `materialize`."
             )
-        claim(session, options.checkpoint, {"job": self.name, "prefix": prefix, "place": f"{source} {options.path}"})
-        history = History(session, options.path)
-        table = EventTable(session, history.versions_path, prefix, ("space",))
+        claim(session, options.checkpoint, {"job": self.name, "prefix": prefix, "place": f"{source} {options.location}"})
+        if options.path is None:
+            _schema(options, self.name)
+        check_format(session, [f"{options.path}/_versions"] if options.path else [], options.location.format)
+        history = History(session, replace(options.location, prefix=prefix))
+        table = EventTable(session, history.versions_table, prefix, ("space",), table_format=history.format)
 
         def append(rows: DataFrame, batch: int) -> None:
             table.append(versions_of(rows), batch, query_of_batch(session))
 
         # Old events that `maintain` removes are in the history already.
-        stream = session.readStream.format("delta").option("skipChangeCommits", "true").load(source)
-        writer = stream.writeStream.foreachBatch(append).option("checkpointLocation", options.checkpoint)
+        writer = (
+            known.stream(session, source, options.checkpoint)
+            .writeStream.foreachBatch(append)
+            .option("checkpointLocation", options.checkpoint)
+        )
         writer.trigger(availableNow=True).start().awaitTermination()
-        history.add_control(control_versions(delta.read(session, f"{source}/_control")))
+        history.add_control(control_versions(known.read(session, beside(source, "_control"))))
         history.prepare()
         for name in history.spaces():
             history.bring_up_to_date(name)
@@ -155,7 +169,8 @@ class ShowHistory(Task):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """See `Task.add_options`."""
-        parser.add_argument("--path", required=True, help="the history's path, as for job history")
+        add_table_options(parser)
+        parser.add_argument("--prefix", help="the daemon's prefix, if the schema of --catalog has histories of several")
         parser.add_argument("--space", required=True, help="the space's name")
         when = parser.add_mutually_exclusive_group()
         when.add_argument("--as-of-seq", type=int, metavar="N", help="right after this event (`source.seq`)")
@@ -168,7 +183,8 @@ class ShowHistory(Task):
 
     def run(self, session: SparkSession, options: argparse.Namespace) -> int:
         """See `Task.run`."""
-        history = History(session, options.path)
+        place = options.path or _schema(options, self.name)
+        history = History(session, place, options.prefix)
         found = history.intervals(options.space)
         if options.as_of_time is not None:
             options.as_of_seq = history.seq_at(options.as_of_time)
@@ -183,13 +199,29 @@ class ShowHistory(Task):
 
 
 def rows_as_of(
-    session: SparkSession, path: str, space: str, *, seq: int | None = None, time: datetime | None = None
+    session: SparkSession,
+    path: str,
+    space: str,
+    *,
+    seq: int | None = None,
+    time: datetime | None = None,
+    prefix: str | None = None,
 ) -> DataFrame:
     """Return a space's rows as they were right after an event, or at a time of the master's clock. Raises JobError."""
     if (seq is None) == (time is None):
         raise JobError("Name either the seq of an event or a time.")
-    history = History(session, path)
+    history = History(session, path, prefix)
     return as_of(history.intervals(space), history.seq_at(time) if seq is None else seq)
+
+
+def _schema(options: argparse.Namespace, task: str) -> str:
+    """Return the schema of --catalog. Raises JobError for Delta's tables, which job `history` keeps in a folder."""
+    if options.location.format is delta:
+        raise JobError(
+            f"{task} finds a history of the format delta only by its --path: tarantool-cdc/<prefix>/history in the location of"
+            " the schema. --catalog is for --table-format iceberg."
+        )
+    return ".".join(options.catalog)
 
 
 def _moment(text: str) -> str:

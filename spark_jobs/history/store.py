@@ -3,16 +3,16 @@
     <path>/_versions   one row per event and per record of `<prefix>.schema` and `<prefix>.snapshot`, partitioned by space
     <path>/<folder>    the intervals of one space, for readers without Spark: updated from time to time
 
+In a catalog these are tables of a schema (location.py).
+
 A space is identified by its id, so its history includes changes under its former names. Its name is the last one.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any, Final
 
-from delta.tables import DeltaTable
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -24,23 +24,21 @@ from spark_jobs.errors import JobError
 from spark_jobs.history.intervals import ENDING_SCHEMA, intervals, seq_at, shown, shown_columns
 from spark_jobs.history.keys import Move, moves, with_moves
 from spark_jobs.tables import delta
-from spark_jobs.tables.folders import folder
+from spark_jobs.tables.format import NameTakenError, TableFormat, TableState
+from spark_jobs.tables.formats import format_of
+from spark_jobs.tables.found import TEMPLATE, location
+from spark_jobs.tables.location import Location
+from spark_jobs.tables.places import Table, names_in_catalog
 
-_VERSIONS: Final = "_versions"
+VERSIONS: Final = "_versions"
 _FORM: Final = "tarantool_cdc.form"
 _APPENDED: Final = "tarantool_cdc.appended"
 _MOVES: Final = "tarantool_cdc.moves"
 """Table property with the number of changes of keys that no event tells (keys.py)."""
-_FEED: Final = "delta.enableChangeDataFeed"
-_SAME: Final = "stored._key = new._key and stored._begin_seq = new._begin_seq"
+_IDENTITY: Final = ("_key", "_begin_seq")
 _OTHER_END: Final = "not stored._end_seq <=> new._end_seq"
-_VACUUMED: Final = re.compile(
-    r"FILE_NOT_EXIST|DELTA_CHANGE_DATA_FILE_NOT_FOUND|DELTA_FILE_NOT_FOUND|DELTA_VERSION_NOT_FOUND|DELTA_LOG_FILE"
-)
-"""Errors of Delta and Spark where `maintain` has removed what tells the versions appended since the last publication."""
-
-_TAKEN_NAME: Final = "AMBIGUOUS_REFERENCE"
-"""Error of a MERGE into a table with a column whose name Delta's MERGE uses itself."""
+_CONTROL: Final = "tarantool_cdc.control"
+"""Application of the control records that `History.add_control` appends."""
 
 
 @dataclass(frozen=True)
@@ -65,33 +63,45 @@ class Space:
 class History:
     """The history that job `history` writes."""
 
-    def __init__(self, session: SparkSession, path: str) -> None:
-        """`path` is the folder that job `history` writes to."""
+    def __init__(self, session: SparkSession, place: str | Location, prefix: str | None = None) -> None:
+        """`place` is where job `history` keeps its tables: a path or, as a text too, a schema of a catalog.
+
+        `prefix` is needed if the schema has histories of several daemons. Raises JobError if it has none.
+        """
         self._session = session
-        self._path = path.rstrip("/")
-        self.versions_path = f"{self._path}/{_VERSIONS}"
+        self._location = _location(session, place, prefix) if isinstance(place, str) else place
+        self.format: TableFormat = self._location.format
+        self.versions_table: Table = self._location.inner(VERSIONS)
 
     def prepare(self) -> None:
-        """Enable the change data feed of the table of versions. The feed costs nothing if rows are only appended."""
-        if delta.describe(self._session, self.versions_path)[0].get(_FEED) != "true":
-            delta.set_properties(self._session, self.versions_path, {_FEED: "true"})
+        """Have the table of versions tell later what was appended to it, and in a catalog how the tables are named."""
+        self.format.keep_appended(self._session, self.versions_table)
+        template = {} if self._location.path is not None else {TEMPLATE: self._location.template}
+        if not template.items() <= self._state().properties.items():
+            self.format.set_properties(self._session, self.versions_table, template)
 
     def add_control(self, records: DataFrame) -> None:
         """Append those control records (`intervals.control_versions`) that the table doesn't have yet."""
         # Not by their positions, which change when the schema topic is compacted.
         known = self.versions().where("op in ('schema', 'snapshot')").select("space", "row")
         missing = records.join(known, ["space", "row"], "left_anti").select(*self.versions().columns)
-        missing.write.format("delta").mode("append").save(self.versions_path)
+        number = self._state().transactions.get(_CONTROL, -1) + 1
+        self.format.append_once(missing, self.versions_table, partition_by=("space",), application=_CONTROL, batch=number)
 
     def exists(self) -> bool:
         """Return whether any versions have been appended."""
-        return delta.exists(self._session, self.versions_path)
+        return self.format.state(self._session, self.versions_table) is not None
+
+    def _state(self) -> TableState:
+        """Return the state of the table of versions. Raises JobError if there is no history."""
+        found = self.format.state(self._session, self.versions_table)
+        if found is None:
+            raise JobError(f"There is no history in {self._location}: job `history` begins one with its first batch.")
+        return found
 
     def versions(self) -> DataFrame:
         """Return all versions. Raises JobError if there is no history."""
-        if not delta.exists(self._session, self.versions_path):
-            raise JobError(f"There is no history in {self._path}: job `history` begins one with its first batch.")
-        return delta.read(self._session, self.versions_path)
+        return self.format.read(self._session, self.versions_table, self._state().version)
 
     def spaces(self) -> dict[str, Space]:
         """Return all spaces by their last names."""
@@ -111,9 +121,13 @@ class History:
     def empty_former(self) -> None:
         """Remove the intervals from the tables of former names: a renamed space has all of them under its last name."""
         names = self._forms().names() - self.spaces().keys()
-        for path in (f"{self._path}/{folder(name, (_VERSIONS,))}" for name in sorted(names)):
-            if delta.exists(self._session, path) and delta.describe(self._session, path)[1]:
-                delta.delete(self._session, path, "true")
+        for table in map(self._table, sorted(names)):
+            if self.format.exists(self._session, table) and not self.format.read(self._session, table).isEmpty():
+                self.format.delete(self._session, table, "true")
+
+    def _table(self, name: str) -> Table:
+        """Return the table with the intervals of a space."""
+        return self._location.of(name, (VERSIONS,))
 
     def _forms(self) -> Forms:
         records = self.versions().where("space = '~schema' and op = 'schema'").orderBy("seq").collect()
@@ -124,7 +138,9 @@ class History:
         spaces = self.spaces()
         if name not in spaces:
             known = ", ".join(sorted(spaces)) or "none at all"
-            raise JobError(f"The history in {self._path} knows no space {name!r}, but {known}. A space has its last name there.")
+            raise JobError(
+                f"The history in {self._location} knows no space {name!r}, but {known}. A space has its last name there."
+            )
         return spaces[name]
 
     def intervals(self, name: str, keys: DataFrame | None = None) -> DataFrame:
@@ -155,47 +171,41 @@ class History:
         """Return the seq of the last event at a moment; see intervals.seq_at."""
         return seq_at(self.versions(), moment)
 
-    def bring_up_to_date(self, name: str) -> str:
-        """Update the space's table of intervals, and return its path. A repeated call without new versions changes nothing."""
-        space, path = self.space(name), f"{self._path}/{folder(name, (_VERSIONS,))}"
-        appended = delta.version(self._session, self.versions_path)
-        is_new = not delta.exists(self._session, path)
-        known = {} if is_new else delta.describe(self._session, path)[0]
+    def bring_up_to_date(self, name: str) -> Table:
+        """Update the space's table of intervals, and return it. A repeated call without new versions changes nothing."""
+        space, table = self.space(name), self._table(name)
+        appended = self._state().version
+        state = self.format.state(self._session, table)
+        known = {} if state is None else state.properties
         if known.get(_APPENDED) == str(appended):
-            return path
+            return table
         # An earlier version of the job has written other columns for the same form.
-        is_current = known.get(_FORM) == space.form.to_json() and self._has_columns(path, space.form)
+        has_columns = state is not None and list(state.columns) == shown_columns(space.form)
+        is_current = known.get(_FORM) == space.form.to_json() and has_columns
         # If rows have got other keys, an event may change versions of any of a row's keys, or tell that they haven't.
         count = str(len(self._moves(space)))
-        if not is_current or known.get(_MOVES, "0") != "0" or count != "0":
-            delta.overwrite(self.intervals(name), path)
-        else:
-            try:
-                self._merge_new(space, path, int(known[_APPENDED]) + 1, appended)
-            except (PySparkException, Py4JError) as error:
-                if not (_VACUUMED.search(str(error)) or _TAKEN_NAME in str(error)):
-                    raise
-                delta.overwrite(self.intervals(name), path)
         properties = {_FORM: space.form.to_json(), _APPENDED: str(appended), _MOVES: count}
-        delta.set_properties(self._session, path, properties)
-        return path
+        if is_current and known.get(_MOVES, "0") == "0" == count:
+            try:
+                self._merge_new(space, table, int(known[_APPENDED]), appended)
+                self.format.set_properties(self._session, table, properties)
+                return table
+            except NameTakenError:
+                pass  # the table can only be rewritten
+            except (PySparkException, Py4JError) as error:
+                if not self.format.are_gone(error):
+                    raise
+        self.format.overwrite(self.intervals(name), table, properties=properties)
+        return table
 
-    def _has_columns(self, path: str, form: Form) -> bool:
-        return delta.read(self._session, path).columns == shown_columns(form)
-
-    def _merge_new(self, space: Space, path: str, first: int, last: int) -> None:
+    def _merge_new(self, space: Space, table: Table, after: int, up_to: int) -> None:
         """Merge the intervals of the keys that these versions of the table of versions have changed."""
-        feed = self._session.read.format("delta").option("readChangeFeed", "true")
-        feed = feed.option("startingVersion", first).option("endingVersion", last)
-        fresh = feed.load(self.versions_path).where(F.col("space_id").isin(*space.ids) | (F.col("op") == "snapshot"))
+        fresh = self.format.appended(self._session, self.versions_table, after, up_to)
+        fresh = fresh.where(F.col("space_id").isin(*space.ids) | (F.col("op") == "snapshot"))
         ends_many = not fresh.where("op in ('t', 'snapshot')").isEmpty()
         keys = None if ends_many else fresh.select("space_id", "key").where("key is not null").distinct()
-        merge = (
-            DeltaTable.forPath(self._session, path)
-            .alias("stored")
-            .merge(self.intervals(space.form.space, keys).alias("new"), _SAME)
-        )
-        merge.whenMatchedUpdateAll(_OTHER_END).whenNotMatchedInsertAll().execute()
+        new = self.intervals(space.form.space, keys)
+        self.format.upsert(self._session, table, new, _IDENTITY, _OTHER_END)
 
     def _endings(self, own: DataFrame, space: Space) -> DataFrame:
         """Return the events that end many versions: truncations, and snapshots that swept rows."""
@@ -210,3 +220,11 @@ class History:
         sweeps = self._session.createDataFrame(swept, "space_id bigint, up_to bigint, at bigint, ts_ms bigint")
         told = sweeps.select("space_id", "up_to", "at", F.timestamp_millis("ts_ms").alias("ts"), F.lit("snapshot").alias("op"))
         return found.unionByName(told).to(self._session.createDataFrame([], ENDING_SCHEMA).schema)
+
+
+def _location(session: SparkSession, place: str, prefix: str | None) -> Location:
+    schema = names_in_catalog(session, place)
+    if schema is not None:
+        return location(session, schema, VERSIONS, prefix)
+    path = place.rstrip("/")
+    return Location(path=path, format=format_of(session, f"{path}/{VERSIONS}") or delta)

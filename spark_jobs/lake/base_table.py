@@ -28,6 +28,7 @@ from spark_jobs.lake.current_rows import META_SCHEMA, Base
 from spark_jobs.lake.seqs import check_merged
 from spark_jobs.tables import delta
 from spark_jobs.tables.format import NameTakenError, Once, TableFormat
+from spark_jobs.tables.places import Table, own_session
 
 _FORM: Final = "tarantool_cdc.form"
 _PREFIX: Final = "tarantool_cdc.prefix"
@@ -44,7 +45,7 @@ _PROPERTIES: Final = {_LAYOUT: _KNOWN_LAYOUT}
 class BaseTable:
     """Merged rows of one space. Every method that writes may be repeated."""
 
-    def __init__(self, session: SparkSession, path: str, prefix: str | None = None, table_format: TableFormat = delta) -> None:
+    def __init__(self, session: SparkSession, path: Table, prefix: str | None = None, table_format: TableFormat = delta) -> None:
         """Read the table's state, and create nothing yet.
 
         Raises JobError if the table at the path is another job's or prefix's, or has a layout that this version doesn't know.
@@ -156,7 +157,7 @@ class BaseTable:
         """
         check_merged(self.merged, merged)
         # The number of a MERGE is a setting of the session, so each table has its own session.
-        session = self._own_session = self._own_session or self._session.newSession()
+        session = self._own_session = self._own_session or own_session(self._session)
         is_done = self._by_name(lambda: self._format.merge_rows(session, self.path, newest, Once(_MERGED, merged)))
         self.refresh()
         return is_done

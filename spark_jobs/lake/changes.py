@@ -39,7 +39,6 @@ from spark_jobs.runner.job import Job, Sink
 from spark_jobs.tables import delta
 from spark_jobs.tables.codegen import varying
 from spark_jobs.tables.format import TableFormat
-from spark_jobs.tables.formats import FORMATS
 from spark_jobs.tables.places import Table
 
 
@@ -104,8 +103,6 @@ class Changes(Events):
     name = "changes"
     summary = "append every event to one Delta table, partitioned by space, as a source for other tables"
     control_topics = KINDS
-    formats = tuple(FORMATS)
-    iceberg_takes_catalog = True
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """See `Job.add_options`."""
@@ -126,7 +123,6 @@ class Changelog(Events):
     name = "changelog"
     summary = "append every event to one Delta table, partitioned by space and date, or to one per space with typed rows"
     takes_catalog = True
-    formats = tuple(FORMATS)
 
     def untyped(self, session: SparkSession, topics: Topics, options: argparse.Namespace, rules: AppendRules) -> EventsSink:
         """See `Events.untyped`."""

@@ -46,8 +46,8 @@ _UNREADABLE: Final = "raise_error(concat('the row of ', key, ' at seq ', image.s
 class FreshView:
     """Parts of a space's view.
 
-    `base` is the path of the merged rows, which have the columns of `form`, and are as of the event `merged` in `version`.
-    `changes`, `control` and `forgotten` are the paths of the tables with the events, with the records of the control topics, and
+    `base` names the merged rows in SQL, which have the columns of `form`, and are as of the event `merged` in `version`.
+    `changes`, `control` and `forgotten` name the tables with the events, with the records of the control topics, and
     with the seqs up to which events were removed (None if they never are). `schema_versions` are those of events that have the
     rows of `form`. The view shows no event after `up_to`.
     """
@@ -74,11 +74,11 @@ class FreshView:
         return f"""WITH event AS (
   SELECT key, seq, op, after, source_ts,
     space_id = {space_id} AND schema_version IN ({versions}) AND patch IS NULL AS is_known
-  FROM {_table(self.changes)} WHERE space = {space} AND seq > {self.merged} AND seq <= {self.up_to}
+  FROM {self.changes} WHERE space = {space} AND seq > {self.merged} AND seq <= {self.up_to}
 ),
 bound AS (SELECT coalesce(min(seq) - 1, {self.up_to}) AS seq FROM event WHERE NOT is_known),
 shown AS (SELECT * FROM event WHERE seq <= (SELECT seq FROM bound)),
-snapshot AS (SELECT from_json(value, '{_SNAPSHOT}') AS ended FROM {_table(self.control)} WHERE kind = 'snapshot'),
+snapshot AS (SELECT from_json(value, '{_SNAPSHOT}') AS ended FROM {self.control} WHERE kind = 'snapshot'),
 sweep AS (SELECT ended.seq, explode(ended.spaces) AS swept FROM snapshot WHERE ended.status = 'COMPLETED'),
 gone AS (
   SELECT {self._checked("coalesce(max(seq), -1)")} AS seq FROM (
@@ -95,7 +95,7 @@ changed AS (
   FROM newest WHERE NOT image.is_deleted
 )
 SELECT * FROM (
-  SELECT {names} FROM {_table(self.base)} VERSION AS OF {self.version} AS merged
+  SELECT {names} FROM {self.base} VERSION AS OF {self.version} AS merged
   LEFT ANTI JOIN newest ON merged._key = newest.key
   UNION ALL
   SELECT {values} FROM changed
@@ -105,9 +105,5 @@ SELECT * FROM (
         """Return an SQL expression for a value that raises an error instead if events have been removed that the view needs."""
         if self.forgotten is None:
             return value
-        removed = f"SELECT max(seq) FROM {_table(self.forgotten)} WHERE space = {literal(self.form.space)}"  # noqa: S608
+        removed = f"SELECT max(seq) FROM {self.forgotten} WHERE space = {literal(self.form.space)}"  # noqa: S608
         return f"if(({removed}) > {self.merged}, raise_error({literal(_OUT_OF_DATE)}), {value})"
-
-
-def _table(path: str) -> str:
-    return f"delta.{quoted(path)}"

@@ -11,30 +11,28 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.contract.sql_text import literal
 from spark_jobs.errors import JobError
 from spark_jobs.lake.base_table import BaseTable
 from spark_jobs.lake.control import Control
 from spark_jobs.lake.lake import Lake
 from spark_jobs.runner.output import tell
-from spark_jobs.tables import delta
 from spark_jobs.tables.location import Location
 from spark_jobs.tables.places import CatalogTable
+from spark_jobs.tables.views import EXTENSIONS, NoViewsError, Views, views_at
 
 _SUFFIX: Final = "_fresh"
 _REFRESH_SECONDS: Final = 3600.0
 """Time after which the tables' versions are read again: `maintain` makes new ones, too, and removes old ones after days."""
-_DETAILS: Final = "# Detailed Table Information"
-"""Row of DESCRIBE EXTENDED after the columns."""
 
 
 class FreshViews:
     """The views of one job's spaces."""
 
-    def __init__(self, session: SparkSession, location: Location) -> None:
+    def __init__(self, location: Location, views: Views) -> None:
         """Name the views in the location's schema: as the tables, with `_fresh` at the end."""
-        self._session = session
         self._location = location
+        self._views = views
+        self._is_refused = False
         self._made_from: dict[str, tuple[int, Control]] = {}
         self._texts: dict[str, str] = {}
         self._refreshed_at = time.monotonic()
@@ -42,12 +40,10 @@ class FreshViews:
     @classmethod
     def at(cls, session: SparkSession, location: Location) -> FreshViews | None:
         """Return the views in a location's schema; None, with a line on stderr, if Spark can't create views in that catalog."""
-        if location.is_in_own_catalog:
-            return cls(session, location)
-        tell(
-            f"current: no views in --catalog {location}: Spark creates views only in its own catalog, spark_catalog. The tables "
-            "have the rows up to the last merge; read_current has the newest ones."
-        )
+        views = views_at(session, location)
+        if views is not None:
+            return cls(location, views)
+        _tell_of_none(location, f"Spark creates them in spark_catalog and, with the extensions {EXTENSIONS}, in Iceberg's")
         return None
 
     def renew(self, lake: Lake, spaces: Mapping[str, BaseTable]) -> None:
@@ -55,6 +51,8 @@ class FreshViews:
 
         A view that isn't renewed stays right. If nothing has changed, this costs almost nothing.
         """
+        if self._is_refused:
+            return
         if time.monotonic() - self._refreshed_at >= _REFRESH_SECONDS:
             self._refreshed_at = time.monotonic()
             for table in spaces.values():
@@ -71,26 +69,26 @@ class FreshViews:
             return
         if lake.forgotten_table is not None:
             lake.forgotten_table.create()
-        name = self._location.named(space, _SUFFIX)
-        self._put(name, space, text, delta.identifier(table.path))
-        self._texts[space] = text
-
-    def _put(self, name: CatalogTable, space: str, text: str, base: str) -> None:
-        identifier = delta.identifier(name)
-        if not self._session.catalog.tableExists(identifier):
-            comment = f"The newest rows of the space {space}. The job `current` of tarantool-cdc keeps this view."
-            self._session.sql(f"CREATE VIEW {identifier} COMMENT {literal(comment)} AS {text}")
-            return
-        found = self._described(identifier)
-        if found.get("Type") != "VIEW" or base not in found["View Text"]:
+        base = table.path if isinstance(table.path, CatalogTable) else self._location.named(space)
+        name = CatalogTable((*base.parts[:-1], f"{base.parts[-1]}{_SUFFIX}"))
+        known = self._views.text(name)
+        if known is not None and view.base not in known:
             raise JobError(
                 f"The name {name}, of the view with the newest rows of the space {space!r}, is taken by something else. Choose "
                 "another --table-template, or start with --no-fresh-views."
             )
-        if found["View Text"] != text:
-            # Readers find either the former text or this one. CREATE OR REPLACE would leave a moment without a view.
-            self._session.sql(f"ALTER VIEW {identifier} AS {text}")
+        if known != text:
+            comment = f"The newest rows of the space {space}. The job `current` of tarantool-cdc keeps this view."
+            try:
+                self._views.put(name, text, comment, table.path)
+            except NoViewsError as error:
+                self._is_refused = True
+                _tell_of_none(self._location, str(error))
+        self._texts[space] = text
 
-    def _described(self, identifier: str) -> dict[str, str]:
-        rows = [(row["col_name"], row["data_type"]) for row in self._session.sql(f"DESCRIBE EXTENDED {identifier}").collect()]
-        return dict(rows[rows.index((_DETAILS, "")) :])
+
+def _tell_of_none(location: Location, reason: str) -> None:
+    tell(
+        f"current: no views in --catalog {location}: {reason}. The tables have the rows up to the last merge; read_current has"
+        " the newest ones."
+    )

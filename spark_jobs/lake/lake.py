@@ -33,9 +33,10 @@ from spark_jobs.lake.seqs import check_read, forgettable
 from spark_jobs.lake.summaries import Summaries, Summary, summary_columns
 from spark_jobs.tables import delta
 from spark_jobs.tables.codegen import interpreting
-from spark_jobs.tables.folders import folder
-from spark_jobs.tables.format import TableFormat
 from spark_jobs.tables.formats import check_iceberg, format_at
+from spark_jobs.tables.found import PREFIX, TEMPLATE, location, locations
+from spark_jobs.tables.location import Location
+from spark_jobs.tables.places import CatalogTable, Table, names_in_catalog, table_at
 
 CHANGES: Final = "_changes"
 _WATERMARK: Final = "_watermark"
@@ -64,58 +65,82 @@ class SpaceRows:
 class Lake:
     """The tables under one path, and the table of events from which they are made."""
 
-    def __init__(
-        self, session: SparkSession, path: str, changes_path: str | None = None, table_format: TableFormat = delta
-    ) -> None:
-        """Find the table of events. `changes_path` is its path if another job's table is used.
+    def __init__(self, session: SparkSession, place: Location, changes: Table | None = None) -> None:
+        """Find the table of events. `changes` is that table if it is another job's.
 
-        Otherwise the path comes from the watermark's properties, or is the usual one.
+        Otherwise it comes from the watermark's properties, or is the usual one.
         """
         self.session = session
-        self.format = table_format
-        self.path = path.rstrip("/")
-        self._watermark_path = f"{self.path}/{_WATERMARK}"
-        state = table_format.state(session, self._watermark_path)
-        self._recorded_path = None if state is None else state.properties.get(_EVENTS)
-        self._elsewhere = changes_path or self._recorded_path
-        self.changes_path = self._elsewhere or f"{self.path}/{CHANGES}"
-        self.control_table = ControlTable(session, self.changes_path, table_format)
+        self.format = place.format
+        self.place = place
+        self._watermark_table = place.inner(_WATERMARK)
+        state = self.format.state(session, self._watermark_table)
+        recorded = None if state is None else state.properties.get(_EVENTS)
+        self._recorded = None if recorded is None else table_at(session, recorded)
+        self._elsewhere = changes or self._recorded
+        self.changes_table: Table = self._elsewhere or place.inner(CHANGES)
+        self.control_table = ControlTable(session, self.changes_table, self.format)
         # Events of another job's table are never removed.
-        self.forgotten_table = ForgottenTable(session, self.changes_path, table_format) if self._elsewhere is None else None
+        self.forgotten_table = ForgottenTable(session, self.changes_table, self.format) if self._elsewhere is None else None
 
     @classmethod
-    def at(cls, session: SparkSession, path: str) -> Lake:
-        """Return the lake under a path, with the format of its tables."""
-        places = [f"{path.rstrip('/')}/{name}" for name in (_WATERMARK, CHANGES)]
-        found = format_at(session, places) or delta
+    def at(cls, session: SparkSession, place: str, prefix: str | None = None) -> Lake:
+        """Return the lake under a path, with the format of its tables, or in a schema of a catalog.
+
+        `prefix` is needed if the schema has the tables of several daemons. Raises JobError if it has none.
+        """
+        schema = names_in_catalog(session, place)
+        if schema is not None:
+            return cls(session, location(session, schema, _WATERMARK, prefix))
+        path = place.rstrip("/")
+        found = format_at(session, [f"{path}/{name}" for name in (_WATERMARK, CHANGES)]) or delta
         if found is not delta:
             check_iceberg(session)
-        return cls(session, path, table_format=found)
+        return cls(session, Location(path=path, format=found))
+
+    @classmethod
+    def of_table(cls, session: SparkSession, table: str) -> tuple[Lake, str]:
+        """Return the lake with the table of a space, given by its path or its name in a catalog, and the space.
+
+        Raises JobError if there is none.
+        """
+        names = names_in_catalog(session, table)
+        if names is None:
+            parent, _, name = table.rstrip("/").rpartition("/")
+            lake = cls.at(session, parent)
+            return lake, lake.space_of(f"{lake.place.path}/{name}")
+        wanted = CatalogTable(names)
+        for found in lakes_in(session, names[:-1]):
+            lake = cls(session, found)
+            for space in lake.control_table.read().forms.names():
+                if lake.space_table(space) == wanted:
+                    return lake, space
+        raise JobError(f"{table} isn't the table of a space that a job `current` keeps in {'.'.join(names[:-1])}.")
 
     def table(self, space: str, prefix: str | None = None) -> BaseTable:
         """Return the table of a space's merged rows."""
-        return BaseTable(self.session, self.table_path(space), prefix, self.format)
+        return BaseTable(self.session, self.space_table(space), prefix, self.format)
 
-    def table_path(self, space: str) -> str:
-        """Return the path of that table."""
-        return f"{self.path}/{lake_folder(space)}"
+    def space_table(self, space: str) -> Table:
+        """Return the place of that table."""
+        return self.place.of(space, (CHANGES, _WATERMARK))
 
-    def check_changes(self, chosen: str | None) -> None:
-        """Raise JobError if the tables were made from other events than those at the path `chosen` (None: the usual place)."""
-        if self._recorded_path != chosen and self.has_watermark():
-            before, now = (f"--changes {found}" if found else "a table of its own" for found in (self._recorded_path, chosen))
+    def check_changes(self, chosen: Table | None) -> None:
+        """Raise JobError if the tables were made from other events than those in the table `chosen` (None: the usual one)."""
+        if self._recorded != chosen and self.has_watermark():
+            before, now = (f"--changes {found}" if found else "a table of its own" for found in (self._recorded, chosen))
             raise JobError(
-                f"The tables in {self.path} have been made from {before}, and now they would be from {now}, which may lack "
+                f"The tables in {self.place} have been made from {before}, and now they would be from {now}, which may lack "
                 "events. Start the job with the former option, or with a new --path and a new --checkpoint."
             )
 
     def changes(self, version: int | None = None, session: SparkSession | None = None) -> DataFrame | None:
         """Return all events, now or in a version of their table; None if there is no such table yet."""
         version = self._changes_version() if version is None else version
-        return None if version is None else self.format.read(session or self.session, self.changes_path, version)
+        return None if version is None else self.format.read(session or self.session, self.changes_table, version)
 
     def _changes_version(self) -> int | None:
-        found = self.format.state(self.session, self.changes_path)
+        found = self.format.state(self.session, self.changes_table)
         return None if found is None else found.version
 
     def forgettable(self, seconds: float) -> dict[str, int]:
@@ -129,55 +154,56 @@ class Lake:
 
     def has_watermark(self) -> bool:
         """Return whether a watermark is published."""
-        return self.format.state(self.session, self._watermark_path) is not None
+        return self.format.state(self.session, self._watermark_table) is not None
 
     def watermark(self) -> int:
         """Return the published watermark. Raises JobError if there is none."""
-        published = self.format.state(self.session, self._watermark_path)
+        published = self.format.state(self.session, self._watermark_table)
         if published is None:
             raise JobError(
-                f"There is no watermark in {self.path} yet: the job `current` publishes it with its first batch. "
+                f"There is no watermark in {self.place} yet: the job `current` publishes it with its first batch. "
                 "Start it, or read without --as-of."
             )
         return int(published.properties[_SEQ])
 
     def late_topics(self) -> LateTopics | None:
         """Return what is noted about the topics; None if nothing is."""
-        published = self.format.state(self.session, self._watermark_path)
+        published = self.format.state(self.session, self._watermark_table)
         kept = None if published is None else published.properties.get(_TOPICS)
         return None if kept is None else LateTopics.from_json(kept)
 
     def note_topics(self, topics: LateTopics) -> None:
         """Note topics. A watermark must be published."""
-        self.format.set_properties(self.session, self._watermark_path, {_TOPICS: topics.to_json()})
+        self.format.set_properties(self.session, self._watermark_table, {_TOPICS: topics.to_json()})
 
     def publish(self, seq: int, topics: LateTopics | None = None) -> None:
         """Publish a watermark. The first one is published together with what is noted about the topics."""
         if self.has_watermark():
-            self.format.set_properties(self.session, self._watermark_path, {_SEQ: str(seq)})
+            self.format.set_properties(self.session, self._watermark_table, {_SEQ: str(seq)})
             return
         noted = {} if topics is None else {_TOPICS: topics.to_json()}
         # The usual place of the events isn't recorded, so that the complete folder can be moved.
-        elsewhere = {} if self._elsewhere is None else {_EVENTS: self._elsewhere}
+        elsewhere = {} if self._elsewhere is None else {_EVENTS: str(self._elsewhere)}
+        names = {} if self.place.path is not None else {PREFIX: self.place.prefix, TEMPLATE: self.place.template}
         columns = StructType([StructField("unused", LongType())])
-        self.format.create(self.session, self._watermark_path, columns, {_SEQ: str(seq), **elsewhere, **noted})
+        self.format.create(self.session, self._watermark_table, columns, {_SEQ: str(seq), **elsewhere, **names, **noted})
 
-    def space_of(self, name: str) -> str:
-        """Return the space whose folder has this name. Raises JobError if there is none."""
+    def space_of(self, path: str) -> str:
+        """Return the space whose table has this path. Raises JobError if there is none."""
         forms = self.control_table.read().forms
         for space in forms.names():
-            if lake_folder(space) == name:
+            if self.space_table(space) == path:
                 return space
         if self._changes_version() is None:
             raise JobError(
-                f"There is no table {self.path}/{name}, nor any other of the job `current` in {self.path}. Name one as"
+                f"There is no table {path}, nor any other of the job `current` in {self.place}. Name one as"
                 " <--path>/<space>, with the --path of that job, after the job has processed a batch."
             )
-        there = sorted(map(lake_folder, forms.alive()))
+        there = sorted(str(self.space_table(space)).rpartition("/")[2] for space in forms.alive())
         shown = ", ".join(there[:_SHOWN_MAX]) or "none"
         which = f"The first {_SHOWN_MAX} of the {len(there)} folders" if len(there) > _SHOWN_MAX else "The folders"
         raise JobError(
-            f"No space has its table in {self.path}/{name}: the events in {self.changes_path} have no such space. {which} of "
+            f"No space has its table in {path}: the events in {self.changes_table} have no such space. {which} of "
             f"spaces there are: {shown}."
         )
 
@@ -186,8 +212,8 @@ class Lake:
         removed = self._forgotten(space)
         if removed >= 0:
             raise JobError(
-                f"The table of the space {space!r}, {self.table_path(space)}, is gone, and can't be made again: `maintain` has"
-                f" removed its merged events up to seq {removed} from {self.changes_path}. Put the table back where it was, or"
+                f"The table of the space {space!r}, {self.space_table(space)}, is gone, and can't be made again: `maintain` has"
+                f" removed its merged events up to seq {removed} from {self.changes_table}. Put the table back where it was, or"
                 " start with a new --path and an empty --checkpoint."
             )
 
@@ -202,14 +228,14 @@ class Lake:
         """
         if removed > newest:
             raise JobError(
-                f"The table of the space {space!r}, {self.table_path(space)}, lacks events up to seq {removed}, which `maintain`"
-                f" has removed from {self.changes_path} because they were in the table: it is an older copy, or gone. Put the"
+                f"The table of the space {space!r}, {self.space_table(space)}, lacks events up to seq {removed}, which `maintain`"
+                f" has removed from {self.changes_table} because they were in the table: it is an older copy, or gone. Put the"
                 " newest one back, or start with a new --path and an empty --checkpoint."
             )
         if removed > merged:
             raise JobError(
                 f"The rows of the space {space!r} as of seq {up_to} can't be read any more: `maintain` has removed the events up"
-                f" to seq {removed} from {self.changes_path}. Read them as of seq {removed} or later."
+                f" to seq {removed} from {self.changes_table}. Read them as of seq {removed} or later."
             )
 
     def space_rows(
@@ -250,7 +276,7 @@ class Lake:
         if version is not None:
             is_unmerged = (F.col("space") == space) & (F.col("seq") > table.merged) & (F.col("seq") <= bound)
             asked, read = (
-                self.format.read(session, self.changes_path, version).where(is_unmerged)
+                self.format.read(session, self.changes_table, version).where(is_unmerged)
                 for session in (interpreting(self.session), self.session)
             )
             known_events = None if summaries is None else summaries.between(space, max(table.merged, 0), bound)
@@ -270,16 +296,19 @@ class Lake:
         forms = self.control_table.read().forms
         covered = {other.schema_version for other in chain.from_iterable(forms.histories()) if form.covers(other)}
         return FreshView(
-            base=table.path,
+            base=self._in_sql(table.path),
             version=table.version,
             merged=table.merged,
             form=form,
             schema_versions=tuple(sorted({form.schema_version, *covered})),
-            changes=self.changes_path,
-            control=str(self.control_table.path),
-            forgotten=None if self.forgotten_table is None else str(self.forgotten_table.path),
+            changes=self._in_sql(self.changes_table),
+            control=self._in_sql(self.control_table.path),
+            forgotten=None if self.forgotten_table is None else self._in_sql(self.forgotten_table.path),
             up_to=_first_unapplied(form.space, forms, table),
         )
+
+    def _in_sql(self, table: Table) -> str:
+        return self.format.name_in_sql(self.session, table)
 
     def form_at(self, space: str, up_to: int, table: BaseTable) -> tuple[Form, int]:
         """Return the space's form as of an event, and the seq up to which this table can show its rows. Raises JobError."""
@@ -296,9 +325,9 @@ class Lake:
         return form, bound
 
 
-def lake_folder(space: str) -> str:
-    """Return the folder of a space's table (folders.py), distinct from the lake's own folders."""
-    return folder(space, (CHANGES, _WATERMARK))
+def lakes_in(session: SparkSession, schema: tuple[str, ...]) -> list[Location]:
+    """Return the places of the lakes in a schema of a catalog."""
+    return locations(session, schema, _WATERMARK)
 
 
 def _first_unapplied(space: str, forms: Forms, table: BaseTable) -> int:

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs.contract.sql_text import literal, quoted
 from spark_jobs.errors import JobError
-from spark_jobs.lake.lake import CHANGES, Lake
+from spark_jobs.lake.lake import CHANGES, Lake, lakes_in
 from spark_jobs.runner.job import Task
 from spark_jobs.runner.options import add_table_options
 from spark_jobs.runner.registered import all_jobs_folder
@@ -115,8 +115,8 @@ def _maintain(session: SparkSession, table: Table, known: TableFormat, options: 
     days = options.forget_events_after_days
     if days is not None and set(known.read(session, table).columns) >= _OF_A_CHANGELOG:
         yield _forget(session, table, known, days, is_dry=options.dry_run)
-    if options.forget_merged and isinstance(table, str) and table.rpartition("/")[2] == CHANGES:
-        yield from _forget_merged(session, table, known, options.vacuum_hours, is_dry=options.dry_run)
+    if options.forget_merged and (lake := _lake_of_events(session, table, known)) is not None:
+        yield from _forget_merged(lake, options.vacuum_hours, is_dry=options.dry_run)
     if options.optimize and files > 1:
         if options.dry_run:
             yield f"would optimize {files} files of {size} bytes"
@@ -139,16 +139,26 @@ def _forget(session: SparkSession, table: Table, known: TableFormat, days: int, 
     return f"{'would forget' if is_dry else 'forgot'} {rows} events older than {days} days"
 
 
-def _forget_merged(session: SparkSession, table: str, known: TableFormat, hours: float, *, is_dry: bool) -> Iterator[str]:
-    lake = Lake(session, table.rpartition("/")[0], table_format=known)
+def _lake_of_events(session: SparkSession, table: Table, known: TableFormat) -> Lake | None:
+    """Return the lake of a job `current` that keeps its own events in this table; None if there is none."""
+    if isinstance(table, str):
+        parent, _, name = table.rpartition("/")
+        return Lake(session, Location(path=parent, format=known)) if name == CHANGES else None
+    if CHANGES not in table.parts[-1]:
+        return None
+    found = (Lake(session, place) for place in lakes_in(session, table.parts[:-1]))
+    return next((lake for lake in found if lake.changes_table == table), None)
+
+
+def _forget_merged(lake: Lake, hours: float, *, is_dry: bool) -> Iterator[str]:
     if lake.forgotten_table is None or not lake.has_watermark():
         return
     forgettable = lake.forgettable(time.time() - hours * 3600)
     condition = " or ".join(f"(space = {literal(space)} and seq <= {seq})" for space, seq in forgettable.items()) or "false"
-    rows = known.read(session, table).where(condition).count()
+    rows = lake.format.read(lake.session, lake.changes_table).where(condition).count()
     if rows and not is_dry:
         lake.forgotten_table.record(forgettable)
-        known.delete(session, table, condition)
+        lake.format.delete(lake.session, lake.changes_table, condition)
     yield f"{'would forget' if is_dry else 'forgot'} {rows} events that have been merged for {hours:g} hours"
 
 

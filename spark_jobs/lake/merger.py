@@ -523,9 +523,9 @@ def evidence(lake: Lake, positions: Positions, batch: int, *, has_before: bool =
     """Return the evidence for the present table of events, after a batch. With `has_before` its `before` is complete."""
     read = positions.read_up_to(batch)
     before = positions.read_up_to(batch - 1) if has_before and batch else {}
-    state = lake.format.state(lake.session, lake.changes_path)
+    state = lake.format.state(lake.session, lake.changes_table)
     if state is None:
-        raise table_is_gone(lake.changes_path)
+        raise table_is_gone(lake.changes_table)
     control = lake.control_table.read()
     # The ends of the topics are read last, so that everything read above comes before them.
     return Evidence(batch, state.version, read, positions.ends(), control, before)

@@ -15,8 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark_jobs.errors import JobError
 from spark_jobs.lake.positions import Positions
 from spark_jobs.materialize.order import Order, Partition
-from spark_jobs.tables import delta
 from spark_jobs.tables.codegen import varying
+from spark_jobs.tables.format import TableFormat
+from spark_jobs.tables.places import Table
 from spark_jobs.tables.state_files import StateFiles
 
 _QUERY: Final = "query"
@@ -26,11 +27,14 @@ _BATCH: Final = "batch"
 class HeldEvents:
     """Division of a job's events into those to process now and those that wait."""
 
-    def __init__(self, session: SparkSession, path: str, positions: Positions | None) -> None:
-        """Without `positions` no event waits."""
+    def __init__(
+        self, session: SparkSession, table: Table, table_format: TableFormat, state_path: str, positions: Positions | None
+    ) -> None:
+        """Name the table and the folder for the state. Without `positions` no event waits."""
         self._session = session
-        self._table = f"{path}/_held"
-        self._files = StateFiles(session, f"{path}/_order")
+        self._table = table
+        self._format = table_format
+        self._files = StateFiles(session, state_path)
         self._positions = positions
 
     def divide(self, rows: DataFrame, batch: int, query: str) -> tuple[DataFrame, DataFrame]:
@@ -46,11 +50,12 @@ class HeldEvents:
         ready = rows
         if any(row["last"] > order.complete for row in ranges):
             waiting = rows.where(F.col("seq") > order.complete).withColumns({_QUERY: F.lit(query), _BATCH: varying(batch)})
-            delta.append_once(waiting, self._table, partition_by=(), application=query, batch=batch, gets_columns=True)
+            append = self._format.append_once
+            append(waiting, self._table, partition_by=(), application=query, batch=batch, gets_columns=True)
             ready = rows.where(F.col("seq") <= order.complete)
-        if order.complete > before and delta.exists(self._session, self._table):
+        if order.complete > before and self._format.exists(self._session, self._table):
             released = (F.col("seq") > before) & (F.col("seq") <= order.complete)
-            stored = delta.read(self._session, self._table)
+            stored = self._format.read(self._session, self._table)
             own = stored.where((F.col(_QUERY) == query) & (F.col(_BATCH) < batch) & released)
             ready = ready.unionByName(own.drop(_QUERY, _BATCH), allowMissingColumns=True).select(*rows.columns)
         return ready, late
@@ -60,9 +65,9 @@ class HeldEvents:
 
         Later ones of another query stay: if its checkpoint is used again, that query has read them already.
         """
-        if delta.exists(self._session, self._table):
+        if self._format.exists(self._session, self._table):
             _, before = self._stored(batch, query) or (Order(), -1)
-            delta.delete(self._session, self._table, f"seq <= {before}")
+            self._format.delete(self._session, self._table, f"seq <= {before}")
 
     def _order(self, found: Mapping[Partition, int], batch: int, query: str) -> tuple[Order, int]:
         """Return the state after the batch, and what was complete before it."""

@@ -32,8 +32,10 @@ from spark_jobs.materialize.images import ENDING_SCHEMA, STORED_SCHEMA, last_row
 from spark_jobs.materialize.keys import key_changes, rekeyed
 from spark_jobs.materialize.publishing import TAIL, KafkaPublisher, Publication, Publisher, destination
 from spark_jobs.runner.job import Job, Sink
-from spark_jobs.tables import delta
 from spark_jobs.tables.codegen import varying
+from spark_jobs.tables.location import Location
+from spark_jobs.tables.places import beside
+from spark_jobs.tables.state_files import state_folder
 
 _COMPACT_EVERY: Final = 20
 
@@ -70,7 +72,15 @@ class Materialize(Job):
             publisher = KafkaPublisher(session, topics, *destination(options.to, topics.prefix))
         skips = options.missing_row == "skip"
         positions = KafkaPositions(session, topics, options.checkpoint)
-        return MaterializeSink(session, topics, options.path, skip_missing=skips, publisher=publisher, positions=positions)
+        return MaterializeSink(
+            session,
+            topics,
+            options.location,
+            state_path=state_folder(options.location, options.checkpoint, "_order"),
+            skip_missing=skips,
+            publisher=publisher,
+            positions=positions,
+        )
 
 
 class MaterializeSink(Sink):
@@ -80,26 +90,30 @@ class MaterializeSink(Sink):
         self,
         session: SparkSession,
         topics: Topics,
-        path: str,
+        location: Location,
         *,
+        state_path: str,
         skip_missing: bool = False,
         read_topic: Callable[[str], DataFrame] | None = None,
         publisher: Publisher | None = None,
         positions: Positions | None = None,
     ) -> None:
-        """`read_topic` returns all records of a topic; the default reads Kafka.
+        """`read_topic` returns all records of a topic; the default reads Kafka. `state_path` is the folder for the state.
 
         With a `publisher` the events are also published. Without `positions` events are processed as they are read.
         """
         self._session = session
-        self._path = path.rstrip("/")
-        self._rows_path = f"{self._path}/_rows"
+        self._format = location.format
+        self._events = location.only(Materialize.name)
+        self._rows = beside(self._events, "_rows")
         self._skip_missing = skip_missing
         self._read_topic = read_topic or (lambda topic: topics.read(session, topic))
         self._topics = topics
         self._control = {kind: topics.control(kind) for kind in Materialize.control_topics}
-        self._table = EventTable(session, self._path, topics.prefix, ("space",), spaces=topics.spaces)
-        self._held = HeldEvents(session, self._path, positions)
+        self._table = EventTable(
+            session, self._events, topics.prefix, ("space",), spaces=topics.spaces, table_format=self._format
+        )
+        self._held = HeldEvents(session, beside(self._events, "_held"), self._format, state_path, positions)
         self._forms: Forms | None = None
         self._has_learned = False
         self._applied: set[str] = set()
@@ -108,7 +122,7 @@ class MaterializeSink(Sink):
 
     def tables(self) -> Mapping[str, str]:
         """See `Sink.tables`."""
-        return {Materialize.name: self._path}
+        return {Materialize.name: self._events} if isinstance(self._events, str) else {}
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """See `Sink.write`."""
@@ -138,7 +152,7 @@ class MaterializeSink(Sink):
             left = left.unionByName(self._emptied(rows, batch, query))
             if self._has_learned:
                 left = left.unionByName(self._swept(records, batch, query))
-            delta.append_once(left, self._rows_path, partition_by=(), application=query, batch=batch)
+            self._format.append_once(left, self._rows, partition_by=(), application=query, batch=batch)
             self._settled |= self._applied
         finally:
             for frame in (read, rows, whole):
@@ -150,9 +164,9 @@ class MaterializeSink(Sink):
 
         If the row of such an event was deleted, nothing else tells: the stored rows are without it.
         """
-        if not delta.exists(self._session, self._path) or late.isEmpty():
+        if not self._format.exists(self._session, self._events) or late.isEmpty():
             return ready
-        table = delta.read(self._session, self._path)
+        table = self._format.read(self._session, self._events)
         check_order(late, stored, table)
         place = ["seq", "kafka_topic", "kafka_partition"]
         return ready.join(table.where(F.col("batch") < batch).select(*place), place, "left_anti").select(*ready.columns)
@@ -194,7 +208,7 @@ class MaterializeSink(Sink):
         records = {kind: control_topics.values(self._read_topic(topic)) for kind, topic in self._control.items()}
         self._forms = Forms(self._control["schema"], records["schema"])
         told = [(kind, place, text) for kind, texts in records.items() for place, text in enumerate(texts)]
-        ControlTable(self._session, self._path, delta).write(told)
+        ControlTable(self._session, self._events, self._format).write(told)
         return self._forms
 
     def _needed(self, rows: DataFrame) -> dict[tuple[int, int], Form]:
@@ -208,17 +222,17 @@ class MaterializeSink(Sink):
 
     def _stored(self, batch: int, query: str) -> DataFrame:
         """Return the last row of each key before this batch."""
-        if not delta.exists(self._session, self._rows_path):
+        if not self._format.exists(self._session, self._rows):
             return self._session.createDataFrame([], STORED_SCHEMA)
         before = (F.col("query") != query) | (F.col("batch") < batch)
-        found = delta.read(self._session, self._rows_path)
+        found = self._format.read(self._session, self._rows)
         stored = newest(found.where(before & F.col("key").isNotNull()).drop("query", "batch"))
         if batch > 0 and batch % _COMPACT_EVERY == 0:
             # The batches before this one are final, so no batch needs older rows. If this batch is repeated, the rows that it
             # appended the first time stay: Delta doesn't append them again.
             kept = stored.withColumns({"query": F.lit(query), "batch": varying(batch - 1)})
             others = found.where(~before | F.col("key").isNull())
-            delta.overwrite(kept.where("row is not null").unionByName(others), self._rows_path)
+            self._format.overwrite(kept.where("row is not null").unionByName(others), self._rows)
             self._held.clean(batch, query)
         return stored
 
@@ -229,8 +243,8 @@ class MaterializeSink(Sink):
         there.
         """
         found = rows.where("op = 't'").select("space_id", F.col("seq").alias("up_to"), F.col("seq").alias("at"))
-        if delta.exists(self._session, self._rows_path):
-            earlier = delta.read(self._session, self._rows_path).where("key is null")
+        if self._format.exists(self._session, self._rows):
+            earlier = self._format.read(self._session, self._rows).where("key is null")
             at = F.expr("coalesce(cast(row AS bigint), seq)")
             found = found.unionByName(earlier.select("space_id", F.col("seq").alias("up_to"), at.alias("at")))
         swept = self._sweeps(self._read_topic(self._control["snapshot"]))

@@ -1,4 +1,4 @@
-"""The Delta table of records that a job couldn't process, with `--on-error dead-letter`.
+"""The table of records that a job couldn't process, with `--on-error dead-letter`.
 
 | column | |
 |---|---|
@@ -23,20 +23,22 @@ from pyspark.sql.types import StringType, StructField, StructType, TimestampType
 
 from spark_jobs.runner.job import REFUSED_SCHEMA, DeadLetters
 from spark_jobs.tables import delta
-from spark_jobs.tables.places import Table
+from spark_jobs.tables.format import TableFormat
+from spark_jobs.tables.formats import format_of
 
 _SCHEMA: Final = StructType([StructField("job", StringType()), *REFUSED_SCHEMA.fields, StructField("taken_at", TimestampType())])
 _TOLD_BY: Final = ("job", "topic", "partition", "offset", "timestamp", "key", "value")
 
 
 class DeadLetterTable(DeadLetters):
-    """Dead letters in a Delta table, of one job or several."""
+    """Dead letters in a table, of one job or several."""
 
-    def __init__(self, session: SparkSession, table: Table, job: str) -> None:
-        """Name the table. The first dead letter creates it."""
+    def __init__(self, session: SparkSession, table: str, job: str, table_format: TableFormat = delta) -> None:
+        """Name the table. The first dead letter creates it; `table_format` is the format that it then gets."""
         self._session = session
         self._table = table
         self._job = job
+        self._format: TableFormat = format_of(session, table) or table_format
 
     def take(self, records: DataFrame) -> int:
         """See `DeadLetters.take`."""
@@ -47,14 +49,9 @@ class DeadLetterTable(DeadLetters):
         try:
             count = letters.count()
             if count:
-                delta.create(self._session, self._table, _SCHEMA, {})
-                delta.retried(lambda: self._insert(letters))
+                self._format.create(self._session, self._table, _SCHEMA, {})
+                self._format.upsert(self._session, self._table, letters, _TOLD_BY)
         finally:
             letters.unpersist()
         self.count += count
         return count
-
-    def _insert(self, letters: DataFrame) -> None:
-        is_same = " and ".join(f"stored.`{name}` <=> new.`{name}`" for name in _TOLD_BY)
-        merge = delta.delta(self._session, self._table).alias("stored").merge(letters.alias("new"), is_same)
-        merge.whenNotMatchedInsertAll().execute()

@@ -57,7 +57,7 @@ def query_of_batch(session: SparkSession) -> str:
 class DeadLetters(ABC):
     """Destination for records that a sink can't process, such as a document that a search engine refuses.
 
-    With --on-error fail the first such record ends the job. With --on-error dead-letter a Delta table keeps the record, with
+    With --on-error fail the first such record ends the job. With --on-error dead-letter a table keeps the record, with
     everything needed to examine it and to send it again. Each record is there exactly once, however often its batch is repeated.
     """
 
@@ -125,12 +125,9 @@ class Job(ABC):
     has_tables: ClassVar[bool] = True
     """Whether the job writes tables of its own, and has the option --path."""
     takes_catalog: ClassVar[bool] = False
-    """Whether the job itself creates tables in a catalog, with `options.location` instead of `options.path`. For any other job
-    the program registers the tables that the sink names (`Sink.tables`) in the catalog."""
-    formats: ClassVar[tuple[str, ...]] = ("delta",)
-    """Formats that the job's own tables may have (--table-format)."""
-    iceberg_takes_catalog: ClassVar[bool] = False
-    """Whether the job is one with `takes_catalog` if its tables are Iceberg's, which can't be registered by their path."""
+    """Whether the job itself creates Delta tables in a catalog, with `options.location` instead of `options.path`. For any other
+    job the program registers the tables that the sink names (`Sink.tables`) in the catalog. Iceberg's tables can't be registered
+    by their paths: with them each job creates its tables in the catalog."""
     reads_tables: ClassVar[bool] = False
     """Whether the job can read a table of events (`--changes`) instead of Kafka."""
 

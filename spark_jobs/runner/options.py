@@ -104,7 +104,7 @@ def add_table_format(parser: argparse.ArgumentParser) -> None:
         "--table-format",
         choices=tuple(FORMATS),
         default=next(iter(FORMATS)),
-        help="format of the tables: delta, or iceberg (version 3) for jobs that can write it (default: %(default)s)",
+        help="format of the tables: delta, or iceberg (version 3) (default: %(default)s)",
     )
 
 

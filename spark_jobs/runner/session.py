@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.errors import JobError
 from spark_jobs.runner.options import Secret
 from spark_jobs.tables.iceberg_tables import STAGED, STAGING_CATALOG
+from spark_jobs.tables.views import EXTENSIONS
 
 JARS_DIRECTORY_VARIABLE: Final = "TARANTOOL_CDC_SPARK_JARS"
 
@@ -37,8 +38,10 @@ _UNIQUE: Final = (
 )
 """Columns of the jobs' tables whose values rarely repeat."""
 
+_EXTENSIONS: Final = "spark.sql.extensions"
+
 _SETTINGS: Final[Mapping[str, str]] = {
-    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    _EXTENSIONS: "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     # Only used with Iceberg's jar. Here, so that all sessions have it, also those that Spark makes for the batches.
     f"spark.sql.catalog.{STAGED}": STAGING_CATALOG,
@@ -152,6 +155,9 @@ def build_session(
     given = dict(settings or {})
     is_new = SparkSession.getActiveSession() is None
     chosen = {**_SETTINGS, **(_NEW_SETTINGS if is_new else {})}
+    if table_format in _OF_FORMATS:
+        # Not in each session: without Iceberg's jar, Spark logs that the class isn't there.
+        chosen[_EXTENSIONS] = f"{EXTENSIONS},{chosen[_EXTENSIONS]}"
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if not submitted or master is not None:
         master = master or given.get("spark.master", "local[*]")

@@ -13,6 +13,8 @@ from weakref import WeakKeyDictionary
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from spark_jobs.tables.places import own_session
+
 _WITHOUT: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
@@ -35,7 +37,7 @@ def interpreting(session: SparkSession) -> SparkSession:
     """Return a second session, always the same one for `session`, that compiles nothing: for small queries that run only once."""
     beside = _BESIDE.get(session)
     if beside is None:
-        beside = _BESIDE[session] = session.newSession()
+        beside = _BESIDE[session] = own_session(session)
         for name, value in _WITHOUT.items():
             beside.conf.set(name, value)
     return beside

@@ -6,6 +6,7 @@ number isn't higher, and refuses one if the application has committed another nu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
 from weakref import WeakKeyDictionary
@@ -47,6 +48,12 @@ _Result = TypeVar("_Result")
 _TRANSACTION_NAME: Final = "spark.databricks.delta.write.txnAppId"
 _TRANSACTION_NUMBER: Final = "spark.databricks.delta.write.txnVersion"
 _SKIPS_BY: Final = "delta.dataSkippingStatsColumns"
+_FEED: Final = "delta.enableChangeDataFeed"
+_VACUUMED: Final = re.compile(
+    r"FILE_NOT_EXIST|DELTA_CHANGE_DATA_FILE_NOT_FOUND|DELTA_FILE_NOT_FOUND|DELTA_VERSION_NOT_FOUND|DELTA_LOG_FILE"
+)
+"""Errors of Delta and Spark where VACUUM has removed what tells the rows of a version."""
+_ALL: Final = str(2**31 - 1)
 _NAME_TAKEN: Final = "AMBIGUOUS_REFERENCE"
 """Error of a MERGE or DELETE: both add columns to the table's (`path`, `rowIndexCol`, …), and the table has such a name."""
 
@@ -76,6 +83,11 @@ def identifier(table: Table) -> str:
     # Delta's own functions accept no catalog before the schema. For Spark's own catalog it can be left out.
     parts = table.parts[1:] if table.parts[0] == OWN_CATALOG else table.parts
     return ".".join(map(quoted, parts))
+
+
+def name_in_sql(session: SparkSession, table: Table) -> str:  # noqa: ARG001 - Delta finds tables by their paths
+    """See `TableFormat.name_in_sql`."""
+    return identifier(table)
 
 
 def exists(session: SparkSession, table: Table) -> bool:
@@ -214,6 +226,46 @@ def merge_rows(session: SparkSession, table: Table, newest: DataFrame, once: Onc
         builder.whenNotMatchedInsert("not new._deleted", values).execute()
 
     _with_names(merge)
+
+
+def upsert(session: SparkSession, table: Table, new: DataFrame, by: Sequence[str], condition: str = "false") -> None:
+    """See `TableFormat.upsert`."""
+    is_same = " and ".join(f"stored.{quoted(name)} <=> new.{quoted(name)}" for name in by)
+
+    def merge() -> None:
+        builder = delta(session, table).alias("stored").merge(new.alias("new"), is_same)
+        if condition != "false":
+            builder = builder.whenMatchedUpdateAll(condition)
+        builder.whenNotMatchedInsertAll().execute()
+
+    _with_names(merge)
+
+
+def keep_appended(session: SparkSession, table: Table) -> None:
+    """See `TableFormat.keep_appended`. The change data feed costs nothing if rows are only appended."""
+    found = state(session, table)
+    if found is not None and found.properties.get(_FEED) != "true":
+        set_properties(session, table, {_FEED: "true"})
+
+
+def appended(session: SparkSession, table: Table, after: int, up_to: int) -> DataFrame:
+    """See `TableFormat.appended`."""
+    reader = session.read.format("delta").option("readChangeFeed", "true")
+    reader = reader.option("startingVersion", after + 1).option("endingVersion", up_to)
+    found = reader.load(table) if isinstance(table, str) else reader.table(identifier(table))
+    return found.drop("_change_type", "_commit_version", "_commit_timestamp")
+
+
+def are_gone(error: Exception) -> bool:
+    """See `TableFormat.are_gone`."""
+    return bool(_VACUUMED.search(str(error)))
+
+
+def stream(session: SparkSession, table: Table, checkpoint: str) -> DataFrame:  # noqa: ARG001 - Delta needs no help to resume
+    """See `TableFormat.stream`."""
+    # The first batch is the complete table, whatever its size, because its files don't show the order in which they were written.
+    reader = session.readStream.format("delta").option("skipChangeCommits", "true").option("maxFilesPerTrigger", _ALL)
+    return reader.load(table) if isinstance(table, str) else reader.table(identifier(table))
 
 
 def delete(session: SparkSession, table: Table, condition: str) -> None:

@@ -43,12 +43,14 @@ def folder(space: str, own: Collection[str] = ()) -> str:
     return f"{written[:_BEGINNING_BYTES]}~~{hashlib.sha256(name).hexdigest()}"
 
 
-def catalog_name(name: str) -> str:
+def catalog_name(name: str, own: Collection[str] = ()) -> str:
     """Return a name that catalogs accept: unchanged if it has only lower-case letters, digits and `_`, else with a hash appended.
 
-    A name that is too long or already looks hashed gets a hash, too.
+    A name that is too long or already looks hashed gets a hash, too, and so does one that begins with a name in `own`, those of
+    other tables in the same place.
     """
-    if name and len(name) <= _CATALOG_LETTERS_MAX and not (_FOREIGN_TO_CATALOGS.search(name) or _LOOKS_HASHED.search(name)):
+    is_plain = name and len(name) <= _CATALOG_LETTERS_MAX
+    if is_plain and not (_FOREIGN_TO_CATALOGS.search(name) or _LOOKS_HASHED.search(name) or name.startswith(tuple(own))):
         return name
     hashed = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]
     return f"{_FOREIGN_TO_CATALOGS.sub('_', name.lower())[:_CATALOG_LETTERS_MAX]}__{hashed}"

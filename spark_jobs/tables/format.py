@@ -67,6 +67,9 @@ class TableFormat(Protocol):
     NAME: str
     """The format's name in Spark, and on the command line."""
 
+    def name_in_sql(self, session: SparkSession, table: Table) -> str:
+        """Return the table's name in SQL."""
+
     def exists(self, session: SparkSession, table: Table) -> bool:
         """Return whether there is a table of this format. Raises JobError if a catalog's table has another format."""
 
@@ -125,6 +128,27 @@ class TableFormat(Protocol):
 
         A row marked `_deleted` deletes the stored row. Any other row replaces it, or is inserted if there is none. With `once`
         the session must be this table's own. Raises NameTakenError.
+        """
+
+    def upsert(self, session: SparkSession, table: Table, new: DataFrame, by: Sequence[str], condition: str = "false") -> None:
+        """Insert the rows whose values of the columns `by` no row of the table has.
+
+        A row with the same values is replaced if the condition, over `stored` and `new`, is true. Raises NameTakenError.
+        """
+
+    def keep_appended(self, session: SparkSession, table: Table) -> None:
+        """Prepare a table, to which rows are only appended, for `appended`."""
+
+    def appended(self, session: SparkSession, table: Table, after: int, up_to: int) -> DataFrame:
+        """Return the rows that were appended after one version, up to another one."""
+
+    def are_gone(self, error: Exception) -> bool:
+        """Return whether an error of a query over `appended` means that it can't be told any more what was appended."""
+
+    def stream(self, session: SparkSession, table: Table, checkpoint: str) -> DataFrame:
+        """Return a stream of a table, to which rows are only appended: first all of its rows, then each commit as a whole.
+
+        Rows that are deleted don't matter. `checkpoint` is that of the query which reads the stream. Raises JobError.
         """
 
     def delete(self, session: SparkSession, table: Table, condition: str) -> None:

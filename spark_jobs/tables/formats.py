@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from spark_jobs.errors import JobError
 from spark_jobs.tables import delta, iceberg
 from spark_jobs.tables.format import TableFormat
-from spark_jobs.tables.places import has_file
+from spark_jobs.tables.places import Table, has_file
 
 FORMATS: Final[Mapping[str, TableFormat]] = {delta.NAME: delta, iceberg.NAME: iceberg}
 """All formats. The first one is the default."""
@@ -29,25 +29,25 @@ def format_at(session: SparkSession, paths: Sequence[str]) -> TableFormat | None
     return None
 
 
-def check_format(session: SparkSession, paths: Sequence[str], wanted: TableFormat) -> None:
-    """Raise JobError if one of these paths is a table of another format."""
-    for path in paths:
-        found = format_at(session, [path])
+def format_of(session: SparkSession, table: Table) -> TableFormat | None:
+    """Return the format of a table; None if there is none. Raises JobError if Spark can't read it."""
+    if not isinstance(table, str):
+        return iceberg if iceberg.exists(session, table) else None
+    found = format_at(session, [table])
+    if found is iceberg:
+        check_iceberg(session)
+    return found
+
+
+def check_format(session: SparkSession, tables: Sequence[Table], wanted: TableFormat) -> None:
+    """Raise JobError if one of these tables has another format."""
+    for path in tables:
+        found = format_at(session, [path]) if isinstance(path, str) else format_of(session, path)
         if found is not None and found is not wanted:
             raise JobError(
                 f"The table at {path} has the format {found.NAME}, and this command was started for {wanted.NAME}. Start it with"
                 f" --table-format {found.NAME}, or with another --path and another --checkpoint."
             )
-
-
-def check_delta(session: SparkSession, path: str, reader: str) -> None:
-    """Raise JobError if the table of events at a path has a format that the command `reader` can't read."""
-    found = format_at(session, [path])
-    if found is not None and found is not delta:
-        raise JobError(
-            f"{reader} can't read the table of events in {path}, as its format is {found.NAME}. It reads those of --table-format"
-            " delta; current --changes reads both."
-        )
 
 
 def check_iceberg(session: SparkSession) -> None:

@@ -37,8 +37,9 @@ from pyspark.sql.types import StructType
 from spark_jobs.contract.sql_text import quoted
 from spark_jobs.tables.format import NameTakenError, Once, OvertakenError
 from spark_jobs.tables.iceberg_log import NUMBERS, OWN, TAG, TableState, numbers_of
+from spark_jobs.tables.iceberg_stream import begin
 from spark_jobs.tables.iceberg_tables import columns_of, find, identifier, java_schema, load, made, staged
-from spark_jobs.tables.places import Table
+from spark_jobs.tables.places import CatalogTable, Table, own_session
 
 NAME: Final = "iceberg"
 
@@ -63,11 +64,18 @@ _OF_SNAPSHOTS: Final = "spark.sql.iceberg.snapshot-property."
 """Beginning of the settings of a session that go into the summaries of its snapshots."""
 _CONFLICTS: Final = ("CommitFailedException", "ValidationException")
 _NAME_TAKEN: Final = "AMBIGUOUS_REFERENCE"
+_EXPIRED: Final = ("is not a parent ancestor of end snapshot", "Cannot find the starting snapshot", "NotFoundException")
+"""Errors of Iceberg where `maintain` has removed the snapshots that tell what was appended."""
 _TRIES: Final = 10
 
 
 class _ConflictError(Exception):
     """Someone else has committed since the table was read."""
+
+
+def name_in_sql(session: SparkSession, table: Table) -> str:
+    """See `TableFormat.name_in_sql`."""
+    return identifier(session, table)
 
 
 def exists(session: SparkSession, table: Table) -> bool:
@@ -95,6 +103,8 @@ def state_at(session: SparkSession, table: Table, seconds: float) -> TableState 
 def read(session: SparkSession, table: Table, version: int | None = None) -> DataFrame:
     """See `TableFormat.read`."""
     name = identifier(session, table)
+    if version is not None and isinstance(table, CatalogTable):
+        find(session, table)  # each session caches the tables of a catalog, and may not know this version yet
     # Not `snapshot-id`, which reads an earlier snapshot with the present columns.
     return session.table(name) if version is None else session.sql(f"SELECT * FROM {name} VERSION AS OF {version}")  # noqa: S608
 
@@ -173,7 +183,8 @@ def overwrite(frame: DataFrame, table: Table, *, once: Once | None = None, prope
     jvm: Any = session.sparkContext._jvm
     expressions = jvm.org.apache.iceberg.expressions.Expressions
     changed = dict(properties or {})
-    create(session, table, frame.schema, changed)
+    # Without the properties, which would otherwise be there before the rows.
+    create(session, table, frame.schema, {})
 
     def step() -> None:
         transaction, base = _begin(load(session, table))
@@ -199,18 +210,31 @@ def merge_rows(session: SparkSession, table: Table, newest: DataFrame, once: Onc
     """See `TableFormat.merge_rows`. Iceberg can't scan a table within a transaction, so a MERGE is staged on a branch."""
     columns = [quoted(name) for name in newest.columns if name != "_deleted"]
     values = ", ".join(f"{name} = new.{name}" for name in columns)
-    target = f"{identifier(session, table)}.`branch_{_BRANCH}`"
-    view = f"tarantool_cdc_{uuid4().hex}"
-    # The frame is one of another session.
-    newest.createGlobalTempView(view)
-    text = (
-        f"MERGE INTO {target} AS stored USING global_temp.{view} AS new"  # noqa: S608 - the jobs' own names
-        " ON xxhash64(stored._key) = xxhash64(new._key) AND stored._key = new._key"
+    clauses = (
+        " ON xxhash64(stored._key) = xxhash64(new._key) AND stored._key = new._key"  # noqa: S608 - the jobs' own names
         " WHEN MATCHED AND new._deleted AND new._seq > stored._seq THEN DELETE"
         f" WHEN MATCHED AND new._seq > stored._seq THEN UPDATE SET {values}"
         f" WHEN NOT MATCHED AND NOT new._deleted THEN INSERT ({', '.join(columns)})"
         f" VALUES ({', '.join(f'new.{name}' for name in columns)})"
     )
+    _merge(session, table, newest, clauses, once)
+
+
+def upsert(session: SparkSession, table: Table, new: DataFrame, by: Sequence[str], condition: str = "false") -> None:
+    """See `TableFormat.upsert`."""
+    is_same = " AND ".join(f"stored.{quoted(name)} <=> new.{quoted(name)}" for name in by)
+    replaces = "" if condition == "false" else f" WHEN MATCHED AND {condition} THEN UPDATE SET *"
+    # What a MERGE commits beside its rows is in settings of the session.
+    _merge(own_session(session), table, new, f" ON {is_same}{replaces} WHEN NOT MATCHED THEN INSERT *", None)
+
+
+def _merge(session: SparkSession, table: Table, new: DataFrame, clauses: str, once: Once | None) -> None:
+    """Merge a frame, `new`, into the table, `stored`. The session must be this table's own. Raises NameTakenError."""
+    target = f"{identifier(session, table)}.`branch_{_BRANCH}`"
+    view = f"tarantool_cdc_{uuid4().hex}"
+    # The frame is one of another session.
+    new.createGlobalTempView(view)
+    text = f"MERGE INTO {target} AS stored USING global_temp.{view} AS new{clauses}"
 
     def step() -> None:
         found = load(session, table)
@@ -243,6 +267,28 @@ def delete(session: SparkSession, table: Table, condition: str) -> None:
         session.sql(f"DELETE FROM {identifier(session, table)} WHERE {condition}")  # noqa: S608 - the jobs' own names
 
     retried(step)
+
+
+def keep_appended(session: SparkSession, table: Table) -> None:
+    """See `TableFormat.keep_appended`. Each snapshot tells its files."""
+
+
+def appended(session: SparkSession, table: Table, after: int, up_to: int) -> DataFrame:
+    """See `TableFormat.appended`."""
+    reader = session.read.option("start-snapshot-id", after).option("end-snapshot-id", up_to)
+    return reader.table(identifier(session, table))
+
+
+def are_gone(error: Exception) -> bool:
+    """See `TableFormat.are_gone`."""
+    return any(sign in str(error) for sign in _EXPIRED)
+
+
+def stream(session: SparkSession, table: Table, checkpoint: str) -> DataFrame:
+    """See `TableFormat.stream`."""
+    begin(session, table, load(session, table), checkpoint)
+    reader = session.readStream.option("streaming-skip-delete-snapshots", "true")
+    return reader.option("streaming-skip-overwrite-snapshots", "true").table(identifier(session, table))
 
 
 def set_properties(session: SparkSession, table: Table, changed: Mapping[str, str]) -> None:

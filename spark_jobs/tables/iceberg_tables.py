@@ -110,6 +110,16 @@ def java_schema(session: SparkSession, schema: StructType) -> Any:
     return jvm.org.apache.iceberg.spark.SparkSchemaUtil.convert(found)
 
 
+def java_names(session: SparkSession, names: Sequence[str]) -> Any:
+    """Return Java's array of these names."""
+    jvm: Any = session.sparkContext._jvm
+    gateway: Any = session.sparkContext._gateway
+    found = gateway.new_array(jvm.java.lang.String, len(names))
+    for place, name in enumerate(names):
+        found[place] = name
+    return found
+
+
 def columns_of(schema: Any) -> dict[str, Any]:
     """Return the types of a schema's columns by their names, in order."""
     return {str(field.name()): field.type() for field in schema.columns()}
@@ -159,11 +169,8 @@ def _check(catalog: str) -> None:
 
 def _java_name(session: SparkSession, schema: Sequence[str], name: str) -> Any:
     jvm: Any = session.sparkContext._jvm
-    gateway: Any = session.sparkContext._gateway
-    levels = gateway.new_array(jvm.java.lang.String, len(schema))
-    for place, level in enumerate(schema):
-        levels[place] = level
-    return jvm.org.apache.iceberg.catalog.TableIdentifier.of(jvm.org.apache.iceberg.catalog.Namespace.of(levels), name)
+    namespace = jvm.org.apache.iceberg.catalog.Namespace.of(java_names(session, schema))
+    return jvm.org.apache.iceberg.catalog.TableIdentifier.of(namespace, name)
 
 
 def _cache(session: SparkSession) -> Any:

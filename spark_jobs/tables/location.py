@@ -6,6 +6,7 @@ tables, `location.only(name)` for its only table. Both kinds print as an operato
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,18 +36,22 @@ class Location:
         """Return the path, or the schema as people write it."""
         return self.path if self.path is not None else ".".join(self.schema)
 
-    def of(self, name: str) -> Table:
-        """Return one table of several, by the name of its space."""
-        return self.named(name) if self.path is None else f"{self.path.rstrip('/')}/{folder(name)}"
+    def of(self, name: str, own: Collection[str] = ()) -> Table:
+        """Return one table of several, by the name of its space. `own` names other tables in the same place (`inner`)."""
+        return self.named(name, own=own) if self.path is None else f"{self.path.rstrip('/')}/{folder(name, own)}"
+
+    def inner(self, name: str) -> Table:
+        """Return a table that the job keeps for itself beside those of spaces. Its name, in lower case, begins with `_`."""
+        return self.named(name) if self.path is None else f"{self.path.rstrip('/')}/{name}"
 
     def only(self, name: str) -> Table:
         """Return the only table of a job: the path itself, or the table with this name in the catalog."""
         return self.named(name) if self.path is None else self.path
 
-    def named(self, name: str, suffix: str = "") -> CatalogTable:
-        """Return the catalog's table for this name, by the template. The `suffix` comes after what the template says."""
-        called = self.template.replace("{prefix}", catalog_name(self.prefix)).replace("{table}", catalog_name(name))
-        return CatalogTable((*self.schema, f"{called}{suffix}"))
+    def named(self, name: str, own: Collection[str] = ()) -> CatalogTable:
+        """Return the catalog's table for this name, by the template."""
+        called = self.template.replace("{prefix}", catalog_name(self.prefix)).replace("{table}", catalog_name(name, own))
+        return CatalogTable((*self.schema, called))
 
     @property
     def is_in_own_catalog(self) -> bool:

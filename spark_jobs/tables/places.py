@@ -15,6 +15,7 @@ from spark_jobs.contract.sql_text import quoted
 from spark_jobs.errors import JobError
 
 OWN_CATALOG: Final = "spark_catalog"
+_OF_CATALOGS: Final = "spark.sql.catalog."
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,28 @@ def qualified(session: SparkSession, path: str) -> str:
         return path
     configuration = session.sparkContext._jsc.hadoopConfiguration()
     return str(hadoop.getFileSystem(configuration).makeQualified(hadoop).toString())
+
+
+def own_session(session: SparkSession) -> SparkSession:
+    """Return a new session that knows the same catalogs, also those that were configured after the start."""
+    own = session.newSession()
+    for name, value in session.conf.getAll.items():
+        if name.startswith(_OF_CATALOGS) and own.conf.get(name, None) != value:
+            own.conf.set(name, value)
+    return own
+
+
+def table_at(session: SparkSession, text: str) -> Table:
+    """Return the table that a text means: a name in a catalog that the session knows, or else a path."""
+    parts = names_in_catalog(session, text)
+    return qualified(session, text) if parts is None else CatalogTable(parts)
+
+
+def names_in_catalog(session: SparkSession, text: str) -> tuple[str, ...] | None:
+    """Return the parts of a name that begins with a catalog of the session's configuration; None for a path."""
+    parts = tuple(text.split("."))
+    is_name = "/" not in text and len(parts) > 1 and all(parts) and session.conf.get(f"{_OF_CATALOGS}{parts[0]}", None)
+    return parts if is_name and parts[0] != OWN_CATALOG else None
 
 
 def has_file(session: SparkSession, path: str) -> bool:

@@ -13,6 +13,13 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from spark_jobs.tables.location import Location
+
+
+def state_folder(location: Location, checkpoint: str, name: str) -> str:
+    """Return the folder for a job's state: beside its tables, or in the checkpoint if a catalog has these."""
+    return f"{checkpoint.rstrip('/')}/{name}" if location.path is None else f"{location.path.rstrip('/')}/{name}"
+
 
 class StateFiles:
     """State files in one folder. Of each query the last two are kept."""

@@ -57,6 +57,7 @@ def _start(warehouse: Path) -> SparkSession:
         "tests",
         master="local[1]",
         jars_directory=str(jar_folder(SPARK)),
+        table_format="iceberg",
         settings={
             # What the tests do is small: starting tasks and compiling code is what takes their time. The live tests run as
             # users do, with code generation.

@@ -82,7 +82,7 @@ def test_the_tables_are_right_though_a_worker_was_killed(
         finally:
             process.kill()
     if job == "current":
-        rows = read_current(spark, f"{table}/users", Lake(spark, table).watermark()).select("id", "balance").collect()
+        rows = read_current(spark, f"{table}/users", Lake.at(spark, table).watermark()).select("id", "balance").collect()
     else:
         rows = History(spark, table).intervals("users").where("_end_seq is null").select("id", "balance").collect()
     assert sorted((int(row["id"]), int(row["balance"])) for row in rows) == [
@@ -103,7 +103,7 @@ def _seen(spark: SparkSession, job: str, path: str) -> Callable[[], int]:
     """Return a function that returns up to which seq the job's tables have events, -1 if there are none yet."""
 
     def watermark() -> int:
-        lake = Lake(spark, path)
+        lake = Lake.at(spark, path)
         return lake.watermark() if lake.has_watermark() else -1
 
     def newest() -> int:

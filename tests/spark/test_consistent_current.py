@@ -92,7 +92,7 @@ def test_no_reader_sees_half_a_transfer(
         done, batch = goal, batch + 1
         # What is read without the watermark is torn: it is what makes it whole.
         is_torn = is_torn or total(spark, tmp_path, None) != TOTAL
-        mark = watermark(spark, str(tmp_path)) if Lake(spark, str(tmp_path)).has_watermark() else 0
+        mark = watermark(spark, str(tmp_path)) if Lake.at(spark, str(tmp_path)).has_watermark() else 0
         if mark != marks[-1]:
             marks.append(mark)
             assert total(spark, tmp_path, mark) == TOTAL

@@ -18,7 +18,6 @@ from spark_jobs.current import read_current
 from spark_jobs.current.job import CurrentSink
 from spark_jobs.errors import JobError
 from spark_jobs.lake import current_rows, few_events
-from spark_jobs.lake.lake import lake_folder
 from spark_jobs.tables import delta as tables
 from tests.spark.messages import (
     COLUMNS,
@@ -36,7 +35,7 @@ from tests.spark.messages import (
     update,
     upsert,
 )
-from tests.spark.sinks import current_sink
+from tests.spark.sinks import current_sink, folder_of
 from tests.spark.stories import Space, Story, side_by_side
 
 pytestmark = pytest.mark.spark
@@ -81,11 +80,11 @@ class Job:
 
     def rows(self, space: str = "users") -> dict[str, str]:
         """Keys and rows."""
-        return self.shown(read_current(self.session, f"{self.path}/{lake_folder(space)}"))
+        return self.shown(read_current(self.session, f"{self.path}/{folder_of(space)}"))
 
     def merged(self, space: str = "users") -> dict[str, str]:
         """Keys and rows of the table itself."""
-        return self.shown(tables.read(self.session, f"{self.path}/{lake_folder(space)}"))
+        return self.shown(tables.read(self.session, f"{self.path}/{folder_of(space)}"))
 
     @staticmethod
     def shown(frame: DataFrame) -> dict[str, str]:
@@ -97,7 +96,7 @@ class Job:
 
     def columns(self, *names: str, space: str = "users") -> list[tuple[Any, ...]]:
         """Columns of all rows, by key."""
-        frame = read_current(self.session, f"{self.path}/{lake_folder(space)}").orderBy("_key")
+        frame = read_current(self.session, f"{self.path}/{folder_of(space)}").orderBy("_key")
         return [tuple(row) for row in frame.select(*(f"`{name}`" for name in names)).collect()]
 
 
@@ -174,7 +173,7 @@ def values_of_every_type(job: Job, space: Space) -> Story:
     events = (space.event("c", key, 1, {"after": full}), space.event("c", {"id": 1}, 2, {"after": odd}))
     yield job.topics.append(space.schema(0, columns=columns), *events)
     assert set(job.rows(space.name).values()) == {full, odd}
-    frame = read_current(job.session, f"{job.path}/{lake_folder(space.name)}").orderBy("_seq")
+    frame = read_current(job.session, f"{job.path}/{folder_of(space.name)}").orderBy("_seq")
     assert [kind for name, kind in frame.dtypes if not name.startswith("_")] == (
         [
             "decimal(20,0)",
@@ -305,7 +304,7 @@ def test_spaces_whose_events_come_in_order_and_whatever_they_are_called(job: Job
     outside, stories = job.path, IN_ORDER[part]
     job.path = outside / "in" / "lake"
     side_by_side(job.topics, job.take_places, {name: partial(story, job) for name, story in stories.items()})
-    assert sorted(found.name for found in job.path.iterdir()) == sorted([*map(lake_folder, stories), "_changes", "_watermark"])
+    assert sorted(found.name for found in job.path.iterdir()) == sorted([*map(folder_of, stories), "_changes", "_watermark"])
     assert list(job.path.parent.iterdir()) == [job.path]
     assert list(outside.iterdir()) == [job.path.parent]
 

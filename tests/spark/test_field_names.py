@@ -187,7 +187,7 @@ def test_current_merges_sweeps_and_shows_all_names(spark: SparkSession, tmp_path
             assert frame is not None
             assert values(frame, columns) == expected(*state.values())
 
-    lake = Lake(spark, path)
+    lake = Lake.at(spark, path)
     assert lake.forgotten_table is not None
     steps = [
         [schema(0, columns=COLUMNS), *(put("c", state[number], number) for number in state)],

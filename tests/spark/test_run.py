@@ -122,22 +122,3 @@ def test_a_kafka_that_does_not_answer_is_told_without_its_secrets(tmp_path: Path
     assert f"changelog: no connection to --bootstrap-servers from this host ({where[1]}: Connection refused). " in shown
     assert f"changelog: Kafka doesn't answer at --bootstrap-servers {where[1]}. " in shown
     assert "hunter2" not in shown
-
-
-def test_a_job_that_cannot_write_a_format_is_refused_with_those_that_can(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [
-        "--bootstrap-servers",
-        "k:1",
-        "--prefix",
-        "shop",
-        "--path",
-        "p",
-        "--checkpoint",
-        "c",
-        "--table-format",
-        "iceberg",
-    ]
-    assert run.parse_options("current", arguments).table_format == "iceberg"
-    with pytest.raises(SystemExit):
-        run.parse_options("history", arguments)
-    assert "history can't write --table-format iceberg; these jobs can: changelog, changes, current." in capsys.readouterr().err

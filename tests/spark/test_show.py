@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -66,9 +67,12 @@ def test_what_it_prints_is_json_wherever_the_table_is(
         def toLocalIterator(self) -> list[dict[str, Any]]:  # noqa: N802 - Spark's
             return [{"_key": '{"id":1}', "_row": '{"id":1}', "_seq": 5}]
 
+    rows = SimpleNamespace(rows=Rows)
     monkeypatch.setattr(show, "build_session", lambda *_, **__: None)
-    monkeypatch.setattr(show, "qualified", lambda _, path: path)
-    monkeypatch.setattr(show, "read_current", lambda *_: Rows())
+    monkeypatch.setattr(show, "table_at", lambda _, path: path)
+    monkeypatch.setattr(
+        "spark_jobs.lake.lake.Lake.of_table", lambda *_: (SimpleNamespace(place="lake", space_rows=lambda *_: rows), "users")
+    )
     assert show.main(['a"b\\c/users']) == 0
     assert json.loads(capsys.readouterr().out) == {"path": 'a"b\\c/users', "key": {"id": 1}, "row": {"id": 1}, "seq": 5}
 

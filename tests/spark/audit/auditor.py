@@ -13,6 +13,9 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from spark_jobs.audit.job import AuditSink
 from spark_jobs.audit.sources import TopicSource
 from spark_jobs.contract.source import Topics
+from spark_jobs.tables import delta
+from spark_jobs.tables.format import TableFormat
+from tests.spark.formats import load, under
 from tests.spark.messages import FakeTopics, Message, compact, event, put, schema, snapshot, truncate
 
 ORDERS: dict[str, Any] = {"space": "orders", "space_id": 513}
@@ -21,13 +24,14 @@ ORDERS: dict[str, Any] = {"space": "orders", "space_id": 513}
 class Auditor:
     """A sink over topics in memory, whose batches are what was sent since the last one."""
 
-    def __init__(self, spark: SparkSession, path: Path, **options: Any) -> None:
+    def __init__(self, spark: SparkSession, path: Path, known: TableFormat = delta, **options: Any) -> None:
         self.topics = FakeTopics(spark)
+        self.place = under(path, known)
         self.path = path
         self.batch = -1
         self._places = {name: options.pop(name) for name in ("first_offsets",) if name in options}
         self._spaces = options.pop("spaces", ".*")
-        self._options = options
+        self._options = {**options, "state_path": f"{path}/state"}
         self._spark = spark
         self._taken: dict[tuple[str, int], int] = {}
         self.records: DataFrame | None = None
@@ -38,7 +42,7 @@ class Auditor:
         topics = Topics("k", "shop", self._spaces)
         read = {"read_behind": self._behind, "read_topic": self.topics.read, **self._places}
         source = TopicSource(self._spark, topics, **read)
-        self.sink = AuditSink(self._spark, topics, str(self.path), source, lambda: "query", **self._options)
+        self.sink = AuditSink(self._spark, topics, self.place, source, lambda: "query", **self._options)
 
     def take(self, *messages: Message, only: Sequence[int] = (0, 1)) -> None:
         """Send messages, and give what is new in these partitions to the sink."""
@@ -62,7 +66,7 @@ class Auditor:
         path = self.path / "findings"
         if not path.exists():
             return []
-        return self._spark.read.format("delta").load(str(path)).orderBy("kind", "seq").collect()
+        return load(self._spark, self.place.format, path).orderBy("kind", "seq").collect()
 
     def kinds(self) -> list[tuple[str, int]]:
         return [(row["kind"], row["seq"]) for row in self.findings()]

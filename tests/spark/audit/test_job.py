@@ -14,7 +14,9 @@ from spark_jobs.audit.sources import TableSource
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.lake.changes import ChangesSink
+from spark_jobs.tables.format import TableFormat
 from tests.spark.audit.auditor import ORDERS, Auditor, a_day, altered, change, removal, row, together, with_rows
+from tests.spark.formats import in_either_format, load
 from tests.spark.messages import FakeTopics, Message, put, snapshot
 
 pytestmark = pytest.mark.spark
@@ -166,12 +168,14 @@ def test_a_daemon_that_repeats_is_believed_and_still_watched(spark: SparkSession
 
 
 @pytest.mark.one_of_these("audit")
+@in_either_format
 def test_a_table_of_changes_is_looked_at_without_kafka(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], known: TableFormat
 ) -> None:
     topics, table = FakeTopics(spark), tmp_path / "changes"
-    sink = ChangesSink(spark, Topics("k", "shop"), str(table), topics)
+    sink = ChangesSink(spark, Topics("k", "shop"), str(table), topics, table_format=known)
     command = ["audit", "--changes", str(table), "--path", str(tmp_path / "audit"), "--checkpoint", str(tmp_path / "c")]
+    command += ["--table-format", known.NAME]
     command += ["--available-now", "--grace-seconds"]
 
     def write(batch: int, *messages: Message) -> None:
@@ -180,14 +184,13 @@ def test_a_table_of_changes_is_looked_at_without_kafka(
     # What is missing may still come, if it hasn't been for long; an event that is there twice is so whatever comes.
     faulty = put("c", row(18), 18), put("c", row(20), 20), change(row(18, "other"), row(18, "b"), 21)
     write(0, *(message for batch in a_day() for message in batch), *faulty)
-    again = spark.read.format("delta").load(str(table)).where("seq = 18")
-    again.write.format("delta").mode("append").save(str(table))
+    known.append_once(load(spark, known, table).where("seq = 18"), str(table), partition_by=("space",), application="x", batch=0)
     assert run.main([*command, "60"]) == 1
     assert "gap" not in capsys.readouterr().err
     write(1, put("c", row(22), 22), snapshot("STARTED", 22), with_rows(snapshot("COMPLETED", 22, sweep_seq=22), 3))
     assert run.main([*command, "0"]) == 1
     assert f"audit: gap: Seq 19 is not in the table file:{table}." in capsys.readouterr().err
-    found = spark.read.format("delta").load(str(tmp_path / "audit" / "findings")).orderBy("kind").collect()
+    found = load(spark, known, tmp_path / "audit" / "findings").orderBy("kind").collect()
     assert [(row["kind"], row["seq"]) for row in found] == [("duplicate", 18), ("gap", 19), ("image", 21), ("snapshot", 22)]
 
 

@@ -18,6 +18,8 @@ from spark_jobs.errors import operator_message
 from spark_jobs.history.intervals import as_of, versions
 from spark_jobs.history.job import HistorySink, rows_as_of
 from spark_jobs.history.store import History
+from spark_jobs.tables.format import TableFormat
+from tests.spark.formats import forget_at_once, in_either_format, load, under
 from tests.spark.messages import COLUMNS, FakeTopics, delete, put, schema, snapshot, truncate, update
 
 pytestmark = pytest.mark.spark
@@ -66,15 +68,16 @@ WHOLE = [
 ]
 
 
+@in_either_format
 def test_versions_have_their_ends_in_whatever_way_they_come(
-    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], known: TableFormat
 ) -> None:
     topics = FakeTopics(spark)
     path = str(tmp_path)
     first, second, third = topics.send(*FIRST), topics.send(*SECOND), topics.send(*THIRD)
 
     def sink() -> HistorySink:
-        return HistorySink(spark, Topics("k", "shop"), path)
+        return HistorySink(spark, Topics("k", "shop"), under(path, known))
 
     def stored(found: Any) -> list[tuple[Any, ...]]:
         columns = ("id", "title", "_begin_seq", "_end_seq", "_end_op")
@@ -96,7 +99,7 @@ def test_versions_have_their_ends_in_whatever_way_they_come(
     found = spark.createDataFrame(computed.collect(), computed.schema)
     assert stored(found) == WHOLE
     # What is written down is the same, in two steps as in one.
-    rows = spark.read.format("delta").load(str(tmp_path / "users")).orderBy("_begin_seq").collect()
+    rows = load(spark, known, tmp_path / "users").orderBy("_begin_seq").collect()
     assert sorted(map(str, rows)) == sorted(map(str, found.collect()))
     changed, last = (row for row in rows if row["_begin_seq"] in (3, 6))
     assert changed["_row"] == '{"id":1,"title":"b"}'
@@ -130,13 +133,12 @@ def test_versions_have_their_ends_in_whatever_way_they_come(
     assert "knows no space 'nobody', but users." in capsys.readouterr().err
 
     # What was appended since is vacuumed before it is published: then the intervals are made of all versions.
-    behind = HistorySink(spark, Topics("k", "shop"), path, publish_every=0)
+    behind = HistorySink(spark, Topics("k", "shop"), under(path, known), publish_every=0)
     behind.write(topics.send(put("u", {"id": 3, "title": "g"}, 12, version=2)), 3, "query")
-    table = f"delta.`{path}/_versions`"
-    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.deletedFileRetentionDuration' = 'interval 0 hours')")
-    assert run.main(["maintain", "--path", f"{path}/_versions", "--vacuum-hours", "0"]) == 0
+    options = forget_at_once(spark, known, f"{path}/_versions")
+    assert run.main(["maintain", "--path", f"{path}/_versions", *options]) == 0
     assert sink().finish() == 0
-    assert stored(spark.read.format("delta").load(str(tmp_path / "users"))) == [
+    assert stored(load(spark, known, tmp_path / "users")) == [
         *WHOLE[:-1],
         (3, "f", 11, 12, "u"),
         (3, "g", 12, None, None),
@@ -156,7 +158,7 @@ def test_spaces_are_published_whatever_their_names_and_their_fields_are_and_were
     removed a form from the schema topic: a field keeps its place, whatever it was called.
     """
     topics, path = FakeTopics(spark), str(tmp_path)
-    sink = HistorySink(spark, Topics("nowhere:9092", "shop"), path, publish_every=1)
+    sink = HistorySink(spark, Topics("nowhere:9092", "shop"), under(path), publish_every=1)
     own: dict[str, Any] = {"space": "_versions", "space_id": 513}
     columns = [(name, "string") for name in ("id", "_Begin", "_begin__", "_begin___")]
     values = {name: name for name, _ in columns}
@@ -209,7 +211,7 @@ def test_control_records_of_topics_that_were_created_again_are_not_taken_for_for
     ]
     ended = [snapshot("STARTED", 0, snapshot_id="1"), snapshot("COMPLETED", 0, snapshot_id="1")]
     for query, messages in (("first", [*begun, *ended]), ("second", again), ("third", again)):
-        sink = HistorySink(spark, Topics("k", "shop"), path, publish_every=0)
+        sink = HistorySink(spark, Topics("k", "shop"), under(path), publish_every=0)
         sink.write(FakeTopics(spark).send(*messages), 0, query)
     assert [one["_key"] for one in rows_as_of(spark, path, "users", seq=5).collect()] == ['{"id":1}']
     assert History(spark, path).versions().count() == 6 + 7

@@ -23,12 +23,13 @@ from spark_jobs.errors import JobError
 from spark_jobs.lake import fresh_views
 from spark_jobs.lake.fresh_view import FreshView
 from spark_jobs.lake.fresh_views import FreshViews
-from spark_jobs.lake.lake import Lake, lake_folder
+from spark_jobs.lake.lake import Lake
 from spark_jobs.runner.registered import Names
 from spark_jobs.tables import delta as tables
 from spark_jobs.tables.location import Location
+from spark_jobs.tables.views import SparkViews
 from tests.spark.messages import COLUMNS, SPACE_ID, FakeTopics, Message, Place, delete, put, schema, truncate
-from tests.spark.sinks import current_sink
+from tests.spark.sinks import current_sink, folder_of
 from tests.spark.stories import Space, Story, side_by_side
 
 pytestmark = pytest.mark.spark
@@ -73,7 +74,7 @@ class Job:
 
     def view(self, space: str = "users") -> FreshView:
         """The view that the job would make now."""
-        lake = Lake(self.session, self.path)
+        lake = Lake.at(self.session, self.path)
         view = lake.fresh_view(lake.table(space))
         assert view is not None
         if lake.forgotten_table is not None:
@@ -89,7 +90,7 @@ class Job:
 
     def newest(self, space: str = "users") -> dict[str, Row]:
         """The rows that `read_current` shows."""
-        return {row["_key"]: row.asDict() for row in read_current(self.session, f"{self.path}/{lake_folder(space)}").collect()}
+        return {row["_key"]: row.asDict() for row in read_current(self.session, f"{self.path}/{folder_of(space)}").collect()}
 
 
 @pytest.fixture
@@ -372,7 +373,7 @@ def _split(texts: str) -> list[str]:
 @pytest.mark.usefixtures("catalog")
 @pytest.mark.one_of_these("views")
 def test_a_catalog_has_a_view_of_each_space(spark: SparkSession, tmp_path: Path) -> None:
-    job = Job(spark, tmp_path, FreshViews(spark, LOCATION))
+    job = Job(spark, tmp_path, FreshViews(LOCATION, SparkViews(spark)))
 
     def names(space: str) -> list[str]:
         return [row["name"] for row in spark.table(f"cdc.shop_{space}_fresh").orderBy("_key").collect()]
@@ -399,7 +400,7 @@ def test_a_catalog_has_a_view_of_each_space(spark: SparkSession, tmp_path: Path)
     assert sorted(row["name"] for row in job.seen(before).values()) == ["b", "d", "e"]
     # `maintain` isn't confused by it, and a later start leaves what is right. A space that is dropped leaves an empty view.
     assert run.main(["maintain", "--catalog", "spark_catalog.cdc", "--no-vacuum"]) == 1
-    job.views = FreshViews(spark, LOCATION)
+    job.views = FreshViews(LOCATION, SparkViews(spark))
     job.send(truncate(8, space="people", version=3), put("c", {"id": 8, "name": "h"}, 9, version=4, space_id=600))
     assert (names("users"), names("people")) == (["g", "h"], [])
 
@@ -408,7 +409,7 @@ def test_a_catalog_has_a_view_of_each_space(spark: SparkSession, tmp_path: Path)
 @pytest.mark.one_of_these("names in a catalog")
 def test_a_name_that_is_taken(spark: SparkSession, tmp_path: Path) -> None:
     spark.sql("CREATE TABLE cdc.shop_users_fresh (id bigint) USING delta")
-    job = Job(spark, tmp_path, FreshViews(spark, LOCATION))
+    job = Job(spark, tmp_path, FreshViews(LOCATION, SparkViews(spark)))
     taken = r"The name spark_catalog\.cdc\.shop_users_fresh, .*is taken by something else.*--no-fresh-views"
     with pytest.raises(JobError, match=taken):
         job.send(schema(0), put("c", {"id": 1}, 1))
@@ -425,7 +426,7 @@ def test_a_name_that_is_taken(spark: SparkSession, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("catalog")
 @pytest.mark.one_of_these("views")
 def test_a_view_that_needs_removed_events_is_an_error_until_it_is_renewed(spark: SparkSession, tmp_path: Path) -> None:
-    job = Job(spark, tmp_path, FreshViews(spark, LOCATION))
+    job = Job(spark, tmp_path, FreshViews(LOCATION, SparkViews(spark)))
     job.send(schema(0), put("c", {"id": 1}, 1), delete(1, 2))
     # From here on, another process merges, which knows nothing of views.
     views, job.views = job.views, None
@@ -455,8 +456,8 @@ def test_a_view_follows_versions_that_maintain_makes(
 ) -> None:
     job = Job(spark, tmp_path)
     job.send(schema(0), put("c", {"id": 1}, 1), merges=True)
-    lake = Lake(spark, str(tmp_path))
-    views, users = FreshViews(spark, LOCATION), {"users": lake.table("users")}
+    lake = Lake.at(spark, str(tmp_path))
+    views, users = FreshViews(LOCATION, SparkViews(spark)), {"users": lake.table("users")}
 
     def version() -> int:
         views.renew(lake, users)

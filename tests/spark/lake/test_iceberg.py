@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs import run
+from cdc.local.rest_catalog import RestCatalog
+from cdc.local.servers import local_servers
+from spark_jobs import run, show
 from spark_jobs.contract.source import Topics
 from spark_jobs.current import read_current, watermark
 from spark_jobs.errors import JobError
-from spark_jobs.lake.changes import ChangesSink
+from spark_jobs.history.job import rows_as_of
+from spark_jobs.lake.changes import CHANGES_OF_READERS, ChangesSink
 from spark_jobs.lake.control import ControlTable
+from spark_jobs.lake.fresh_views import FreshViews
 from spark_jobs.lake.lake import Lake
+from spark_jobs.materialize.job import MaterializeSink
 from spark_jobs.tables import iceberg, iceberg_tables
 from spark_jobs.tables.codegen import interpreting
 from spark_jobs.tables.location import Location
-from spark_jobs.tables.places import qualified
-from tests.spark.messages import FakeTopics, Message, delete, put, schema
+from spark_jobs.tables.places import CatalogTable, beside, qualified
+from tests.spark.messages import FakeTopics, Message, delete, put, schema, update
 from tests.spark.sinks import current_sink
 
 pytestmark = pytest.mark.spark
@@ -90,23 +98,34 @@ def test_maintain_removes_what_no_version_needs_and_nothing_else(
 
 
 @pytest.fixture
-def schema_in_sqlite(spark: SparkSession, tmp_path: Path) -> tuple[str, str]:
-    """A schema of a JDBC catalog."""
-    name_of_catalog = f"in_sqlite_{uuid4().hex}"
+def rest_catalog(tmp_path: Path) -> Iterator[RestCatalog]:
+    """A REST catalog without tables."""
+    with local_servers(tmp_path / "servers") as started:
+        yield started.start_rest_catalog()
+
+
+@pytest.fixture(params=["jdbc", pytest.param("rest", marks=pytest.mark.soak)])
+def a_schema(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> tuple[str, str]:
+    """A schema of a catalog."""
+    name_of_catalog = f"{request.param}_{uuid4().hex}"
     catalog = f"spark.sql.catalog.{name_of_catalog}"
-    settings = {"type": "jdbc", "uri": f"jdbc:sqlite:{tmp_path}/catalog", "warehouse": f"file:{tmp_path}/warehouse"}
+    if request.param == "jdbc":
+        place = {"uri": f"jdbc:sqlite:{tmp_path}/catalog", "warehouse": f"file:{tmp_path}/warehouse"}
+        settings = {**place, "jdbc.schema-version": "V1"}
+    else:
+        settings = {"uri": request.getfixturevalue("rest_catalog").url}
     # A command gets them by --spark-conf, for all of its sessions.
     for session in (spark, interpreting(spark)):
         session.conf.set(catalog, "org.apache.iceberg.spark.SparkCatalog")
-        for name, value in {**settings, "jdbc.schema-version": "V1"}.items():
+        for name, value in {**settings, "type": request.param}.items():
             session.conf.set(f"{catalog}.{name}", value)
     spark.sql(f"CREATE NAMESPACE {name_of_catalog}.cdc")
     return name_of_catalog, "cdc"
 
 
 @pytest.mark.one_of_these("Iceberg")
-def test_events_in_a_catalog(spark: SparkSession, schema_in_sqlite: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    topics, location = FakeTopics(spark), Location(schema=schema_in_sqlite, prefix="shop", format=iceberg)
+def test_events_in_a_catalog(spark: SparkSession, a_schema: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    topics, location = FakeTopics(spark), Location(schema=a_schema, prefix="shop", format=iceberg)
     table = location.only("changes")
     records = topics.send(schema(0), *(put("c", {"id": key}, key) for key in range(1, 6)))
     topics.took(records)
@@ -120,6 +139,110 @@ def test_events_in_a_catalog(spark: SparkSession, schema_in_sqlite: tuple[str, s
         late.write(topics.send(put("c", {"id": 7}, 7)), 2, "query")
     assert sorted(row["seq"] for row in iceberg.read(spark, table).collect()) == [1, 2, 3, 4, 5, 6]
     assert ControlTable(spark, table, iceberg).read().forms.names() == {"users"}
-    assert run.main(["maintain", "--catalog", ".".join(schema_in_sqlite), "--table-format", "iceberg"]) == 0
+    assert run.main(["maintain", "--catalog", ".".join(a_schema), "--table-format", "iceberg"]) == 0
     names = [line.partition(":")[0] for line in capsys.readouterr().out.splitlines()]
     assert names == [str(table), f"{table}_control"]
+
+
+@pytest.mark.one_of_these("tables in a catalog")
+def test_current_in_a_catalog(spark: SparkSession, a_schema: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Each table has its name there, also those that the job keeps for itself, and readers need no more than a name."""
+    topics, location = FakeTopics(spark), Location(schema=a_schema, prefix="shop", format=iceberg)
+    schema_name = ".".join(a_schema)
+    own: dict[str, Any] = {"space": "_changes", "space_id": 513}
+
+    def process(batch: int, *messages: Message) -> None:
+        records = topics.send(*messages)
+        topics.took(records)
+        views = FreshViews.at(spark, location)
+        assert views is not None
+        current_sink(spark, TOPICS, location, topics, share=10, min_unmerged=1, views=views).write(records, batch, "query")
+
+    def balances(rows: DataFrame) -> dict[str, int]:
+        return {row["_key"]: int(row["balance"]) for row in rows.collect()}
+
+    with pytest.raises(JobError, match="has no such table yet"):
+        watermark(spark, schema_name)
+    first = [schema(0), schema(0, **own), *(put("c", {"id": key, "balance": key}, key) for key in range(1, 6))]
+    process(0, *first, put("c", {"id": 7, "balance": 7}, 6, **own))
+    process(1, put("u", {"id": 1, "balance": 20}, 7), delete(2, 8))
+    tables = {row["tableName"] for row in spark.sql(f"SHOW TABLES IN {schema_name}").collect()}
+    own_table = location.of("_changes", ("_changes",))
+    assert tables == {
+        *("shop__changes", "shop__changes_control", "shop__changes_forgotten", "shop__watermark", "shop_users"),
+        str(own_table).rpartition(".")[2],
+    }
+    expected = {'{"id":1}': 20, '{"id":3}': 3, '{"id":4}': 4, '{"id":5}': 5}
+    users = f"{schema_name}.shop_users"
+    view = f"SELECT _key, balance FROM {users}_fresh"  # noqa: S608 - the test's own name
+    assert watermark(spark, schema_name) == watermark(spark, schema_name, "shop") == 8
+    assert balances(read_current(spark, users)) == balances(read_current(spark, users, "watermark")) == expected
+    assert balances(read_current(spark, users, 6)) == {f'{{"id":{key}}}': key for key in range(1, 6)}
+    assert balances(read_current(spark, str(own_table), 6)) == {'{"id":7}': 7}
+    assert balances(spark.sql(view)) == expected
+    # The view adds what isn't merged yet, also after it was made.
+    merged = balances(iceberg.read(spark, location.of("users")))
+    records = topics.send(put("u", {"id": 3, "balance": 30}, 9))
+    appending = ChangesSink(spark, TOPICS, location.inner("_changes"), topics, layout=CHANGES_OF_READERS, table_format=iceberg)
+    appending.write(records, 2, "query")
+    expected['{"id":3}'] = 30
+    assert balances(iceberg.read(spark, location.of("users"))) == merged != expected
+    assert balances(spark.sql(view)) == expected
+    assert show.main([users]) == 0
+    assert '"key":{"id":3},"row":{"id":3,"balance":30},"seq":9' in capsys.readouterr().out
+    with pytest.raises(JobError, match="isn't the table of a space"):
+        read_current(spark, f"{schema_name}.shop__watermark")
+    with pytest.raises(JobError, match=r"has no such table of the prefix 'shop\.eu' yet"):
+        watermark(spark, schema_name, "shop.eu")
+    # Merged events go once no kept version needs them.
+    for name in tables:
+        iceberg.set_properties(spark, CatalogTable((*a_schema, name)), {KEPT: "0"})
+    assert run.main(["maintain", "--catalog", schema_name, "--table-format", "iceberg", "--vacuum-hours", "0"]) == 0
+    assert f"{schema_name}.shop__changes: forgot" in capsys.readouterr().out
+    process(3, put("u", {"id": 4, "balance": 40}, 10))
+    expected['{"id":4}'] = 40
+    assert balances(read_current(spark, users)) == balances(spark.sql(view)) == expected
+
+
+@pytest.mark.one_of_these("tables in a catalog")
+def test_history_audit_and_whole_events_in_a_catalog(
+    spark: SparkSession, tmp_path: Path, a_schema: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    topics, location = FakeTopics(spark), Location(schema=a_schema, prefix="shop", format=iceberg)
+    schema_name, checkpoint = ".".join(a_schema), str(tmp_path / "checkpoint")
+    whole = location.only("materialize")
+    assert isinstance(whole, CatalogTable)
+    sink = MaterializeSink(spark, TOPICS, location, state_path=str(tmp_path / "order"), read_topic=topics.read)
+    options = ["--catalog", schema_name, "--table-format", "iceberg"]
+    history = ["history_of", "--changes", str(whole), *options, "--table-template", "{prefix}_{table}_history"]
+    change = [{"op": "+", "field": "balance", "value": 2}]
+    row = {"id": 1, "balance": 1, **NAMED}
+    for batch, messages in enumerate(([schema(0, columns=COLUMNS), put("c", row, 1)], [update(1, change, 2)])):
+        sink.write(topics.send(*messages), batch, "query")
+        # The snapshots before the table's present one have expired: a reader that begins now gets their rows, too.
+        if batch == 0:
+            for name in ("", "_control", "_rows"):
+                iceberg.set_properties(spark, beside(whole, name), {KEPT: "0"})
+            assert run.main(["maintain", *options, "--vacuum-hours", "0", "--no-optimize"]) == 0
+        assert run.main([*history, "--checkpoint", checkpoint]) == 0
+    names = [row["tableName"] for row in spark.sql(f"SHOW TABLES IN {schema_name}").collect()]
+    assert sorted(names) == sorted(
+        [
+            *("shop__versions_history", "shop_users_history"),
+            *("shop_materialize", "shop_materialize_control", "shop_materialize_rows"),
+        ]
+    )
+    rows = iceberg.read(spark, CatalogTable((*a_schema, "shop_users_history"))).orderBy("_begin_seq").collect()
+    assert [(row["_begin_seq"], row["_end_seq"], int(row["balance"])) for row in rows] == [(1, 2, 1), (2, None, 3)]
+    assert [int(value) for value in rows[1][-len(RESERVED) :]] == list(NAMED.values())
+    assert [int(found["balance"]) for found in rows_as_of(spark, schema_name, "users", seq=1).collect()] == [1]
+    capsys.readouterr()
+    assert run.main(["show_history", *options, "--space", "users", "--as-of-seq", "2"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown == {"key": {"id": 1}, "row": {**row, "balance": 3}, "begin_seq": 2, "end_seq": None}
+    audit = ["audit", "--changes", str(whole), *options, "--checkpoint", str(tmp_path / "audited"), "--available-now"]
+    assert run.main([*audit, "--grace-seconds", "0"]) == 0
+    sink.write(topics.send(put("c", {"id": 2, "balance": 5}, 4)), 2, "query")
+    assert run.main([*audit, "--grace-seconds", "0"]) == 1
+    findings = iceberg.read(spark, location.of("findings")).collect()
+    assert [(row["kind"], row["seq"]) for row in findings] == [("gap", 3)]

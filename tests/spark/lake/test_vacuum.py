@@ -14,6 +14,7 @@ from spark_jobs.current import read_current
 from spark_jobs.errors import operator_message
 from spark_jobs.lake.fresh_views import FreshViews
 from spark_jobs.tables import delta as tables
+from spark_jobs.tables.views import SparkViews
 from tests.spark.lake.test_fresh_views import LOCATION
 from tests.spark.messages import FakeTopics, event, put, schema
 from tests.spark.sinks import current_sink
@@ -41,7 +42,7 @@ def test_reads_that_began_before_vacuum_are_right_or_end_with_a_sentence(spark: 
     def take(records: DataFrame, batch: int, share: float = 0.0) -> None:
         """Give a batch to a new process of the job, which merges it at once, or with a large share only appends it."""
         topics.took(records)
-        views = FreshViews(spark, LOCATION)
+        views = FreshViews(LOCATION, SparkViews(spark))
         sink = current_sink(
             spark, Topics("k", "shop"), path, topics, views=views, is_background=share > 0, share=share, min_unmerged=1
         )

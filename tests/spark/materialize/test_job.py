@@ -26,6 +26,7 @@ from spark_jobs.materialize.publishing import destination
 from spark_jobs.tables import delta as tables
 from spark_jobs.tables.places import Table
 from tests.spark.contract.test_patch import CAPTURED, ENCODER, values
+from tests.spark.formats import under
 from tests.spark.messages import (
     COLUMNS,
     FakeTopics,
@@ -44,7 +45,8 @@ pytestmark = pytest.mark.spark
 
 
 def sink(spark: SparkSession, path: Path, topics: FakeTopics, **options: Any) -> MaterializeSink:
-    return MaterializeSink(spark, Topics("k", "shop"), str(path), read_topic=topics.read, **options)
+    state_path, read = f"{path}/_order", topics.read
+    return MaterializeSink(spark, Topics("k", "shop"), under(path), state_path=state_path, read_topic=read, **options)
 
 
 def stored(spark: SparkSession, path: Path) -> list[Row]:

@@ -6,17 +6,19 @@ import contextlib
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.tables import delta, iceberg
+from spark_jobs import run
 from spark_jobs.tables.format import Once, OvertakenError, TableFormat
 from spark_jobs.tables.places import Table, qualified
+from tests.spark.formats import FORMATS, forget_at_once
 
 pytestmark = pytest.mark.spark
 
 COLUMNS = "_key string, _seq bigint, part string"
-FORMATS = {"delta": delta, "iceberg": iceberg}
 
 
 @pytest.fixture(params=FORMATS)
@@ -158,3 +160,76 @@ def test_versions_are_found_by_their_time(known: TableFormat, spark: SparkSessio
     found = known.state_at(spark, table, 4e9)
     assert found is not None
     assert found.identity == state.identity
+
+
+def test_missing_rows_are_inserted_and_others_replaced_on_condition(known: TableFormat, spark: SparkSession, table: str) -> None:
+    known.append_once(rows(spark, ("1", 1, "x"), ("2", 2, "x")), table, partition_by=(), application="query", batch=0)
+    known.upsert(spark, table, rows(spark, ("1", 1, "y"), ("2", 2, "y"), ("2", 3, "y")), ["_key", "_seq"])
+    assert stored(known, spark, table) == [("1", 1, "x"), ("2", 2, "x"), ("2", 3, "y")]
+    changed = rows(spark, ("1", 1, "z"), ("2", 2, "x"), ("9", 9, "z"))
+    known.upsert(spark, table, changed, ["_key", "_seq"], "stored.part <> new.part")
+    assert stored(known, spark, table) == [("1", 1, "z"), ("2", 2, "x"), ("2", 3, "y"), ("9", 9, "z")]
+    # The settings of that session's snapshots are those of no other table's.
+    known.delete(spark, table, "_key = '9'")
+    assert numbers(known, spark, table) == {"query": 0}
+
+
+def test_what_was_appended_since_a_version_is_told_until_it_is_gone(
+    known: TableFormat, spark: SparkSession, table: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def append(batch: int) -> int:
+        known.append_once(rows(spark, (str(batch), batch, "x")), table, partition_by=(), application="query", batch=batch)
+        state = known.state(spark, table)
+        assert state is not None
+        return state.version
+
+    def appended(after: int, up_to: int) -> list[int]:
+        return sorted(row["_seq"] for row in known.appended(spark, table, after, up_to).collect())
+
+    append(0)
+    known.keep_appended(spark, table)
+    versions = [append(batch) for batch in (1, 2, 3)]
+    assert appended(versions[0], versions[2]) == [2, 3]
+    assert appended(versions[0], versions[1]) == [2]
+    options = forget_at_once(spark, known, table)
+    assert run.main(["maintain", "--path", table, *options]) == 0
+    assert run.main(["maintain", "--path", table, *options]) == 0
+    capsys.readouterr()
+    with pytest.raises((PySparkException, Py4JError)) as raised:
+        appended(versions[0], append(4))
+    assert known.are_gone(raised.value)
+    assert not known.are_gone(ValueError("another"))
+
+
+def test_a_stream_begins_with_all_rows_and_goes_on_where_it_stopped(
+    known: TableFormat, spark: SparkSession, table: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also if `maintain` has removed all earlier versions before it begins, and between two runs those that it has read."""
+    checkpoint = str(tmp_path / "checkpoint")
+    found: list[list[int]] = []
+
+    def append(batch: int) -> None:
+        known.append_once(rows(spark, (str(batch), batch, "x")), table, partition_by=(), application="query", batch=batch)
+
+    def maintain() -> None:
+        assert run.main(["maintain", "--path", table, *forget_at_once(spark, known, table)]) == 0
+        capsys.readouterr()
+
+    def read() -> list[list[int]]:
+        found.clear()
+        writer = known.stream(spark, table, checkpoint).writeStream.option("checkpointLocation", checkpoint)
+        query = writer.foreachBatch(lambda frame, _: found.append(sorted(row["_seq"] for row in frame.collect())))
+        query.trigger(availableNow=True).start().awaitTermination()
+        return [batch for batch in found if batch]
+
+    append(0)
+    append(1)
+    maintain()
+    append(2)
+    assert read() == [[0, 1, 2]]
+    append(3)
+    assert [seq for batch in read() for seq in batch] == [3]
+    append(4)
+    append(5)
+    assert [seq for batch in read() for seq in batch] == [4, 5]
+    assert read() == []

@@ -131,5 +131,3 @@ def test_commands_refuse_tables_of_a_format_that_they_do_not_read(spark: SparkSe
     with pytest.raises(JobError, match="has the format iceberg, and this command was started for delta"):
         formats.check_format(spark, [table], delta)
     formats.check_format(spark, [table, f"{table}/none"], known)
-    with pytest.raises(JobError, match="history_of can't read the table of events in"):
-        formats.check_delta(spark, table, "history_of")
