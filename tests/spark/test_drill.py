@@ -28,10 +28,13 @@ from spark_jobs import run
 from spark_jobs.current import read_current, watermark
 from spark_jobs.history.store import History
 from spark_jobs.runner.session import JARS_DIRECTORY_VARIABLE
+from spark_jobs.tables import iceberg
 from spark_jobs.tables.folders import folder
+from spark_jobs.tables.format import TableFormat
 from tests.live import feeds_process, replica, values
 from tests.live.scene import Scene
 from tests.live.waiting import wait_for
+from tests.spark.formats import in_either_format, load
 
 pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.soak]
 
@@ -85,10 +88,11 @@ end)
 class Auditor(threading.Thread):
     """Thread that reads the bank's total `reads` times or a little more, equally often at each of the next `marks` watermarks."""
 
-    def __init__(self, spark: SparkSession, lake: Path, reads: int, marks: int) -> None:
+    def __init__(self, spark: SparkSession, lake: Path, known: TableFormat, reads: int, marks: int) -> None:
         super().__init__(name="auditor", daemon=True)
         self._spark = spark
         self._lake = lake
+        self._format = known
         self._reads_per_mark = math.ceil(reads / marks)
         self._mark_count = marks
         self._commits = 0
@@ -120,14 +124,19 @@ class Auditor(threading.Thread):
     def _next_mark(self) -> int:
         last = mark = self.marks[-1] if self.marks else -1
         while mark == last:
-            self._commits = wait_for("another watermark", lambda: commits(self._lake, self._commits), _MARK_SECONDS)
+            self._commits = wait_for("another watermark", lambda: commits(self._lake, self._format, self._commits), _MARK_SECONDS)
             mark = watermark(self._spark, str(self._lake))
         return mark
 
 
-def commits(lake: Path, above: int) -> int:
+def commits(lake: Path, known: TableFormat, above: int) -> int:
     """Return how often a watermark was published, 0 if not more often than `above`. To ask takes no time from the jobs."""
-    count = sum(1 for _ in (lake / "_watermark" / "_delta_log").glob("*.json"))
+    table = lake / "_watermark"
+    if known is iceberg:
+        hint = table / "metadata" / "version-hint.text"
+        count = int(hint.read_text() or 0) if hint.exists() else 0
+    else:
+        count = sum(1 for _ in (table / "_delta_log").glob("*.json"))
     return count if count > above else 0
 
 
@@ -153,12 +162,13 @@ def rows_of(frame: DataFrame) -> set[str]:
 
 
 @pytest.fixture
-def commands(scene: Scene, tmp_path: Path) -> list[list[str]]:
+def commands(scene: Scene, tmp_path: Path, known: TableFormat) -> list[list[str]]:
     """Command lines of the jobs, each with a table and a checkpoint of its own."""
     source = ["--bootstrap-servers", scene.kafka.bootstrap_servers, "--prefix", scene.prefix]
 
     def job(name: str, table: str, *options: str) -> list[str]:
-        return [name, *source, "--path", str(tmp_path / table), "--checkpoint", str(tmp_path / f"checkpoint-{table}"), *options]
+        place = ["--path", str(tmp_path / table), "--checkpoint", str(tmp_path / f"checkpoint-{table}")]
+        return [name, *source, *place, "--table-format", known.NAME, *options]
 
     return [
         # Merges every few batches, so that some kills hit a merge.
@@ -185,6 +195,7 @@ def processes() -> Iterator[list[ChildProcess]]:
         pytest.param(10, 1000, id="long", marks=pytest.mark.timeout(7200)),
     ],
 )
+@in_either_format
 def test_tables_end_as_the_master_and_never_show_half_a_transfer(
     scene: Scene,
     spark: SparkSession,
@@ -194,6 +205,7 @@ def test_tables_end_as_the_master_and_never_show_half_a_transfer(
     seed: int,
     kills: int,
     reads: int,
+    known: TableFormat,
 ) -> None:
     chance, tarantool, lake = random.Random(seed), scene.tarantool, tmp_path / "current"
     # Each space costs every job some seconds in a batch, however few its events are.
@@ -227,8 +239,8 @@ def test_tables_end_as_the_master_and_never_show_half_a_transfer(
     commit_count = 0
     while commit_count == 0 or money(spark, lake, watermark(spark, str(lake))) == 0:
         assert jobs.exit_status() is None, jobs.log_tail(60)
-        commit_count = wait_for("a watermark", partial(commits, lake, commit_count), _MARK_SECONDS)
-    auditor = Auditor(spark, lake, reads, marks=kills + 2)
+        commit_count = wait_for("a watermark", partial(commits, lake, known, commit_count), _MARK_SECONDS)
+    auditor = Auditor(spark, lake, known, reads, marks=kills + 2)
     auditor.start()
     for _ in range(kills):
         status = jobs.exit_status(wait_seconds=chance.uniform(*_LIFE_SECONDS))
@@ -270,13 +282,12 @@ def test_tables_end_as_the_master_and_never_show_half_a_transfer(
         if rows:
             assert rows_of(histories.intervals(space).where("_end_seq is null")) == rows, space
     seqs = sorted({event.seq for event in stream.events})
-    found = spark.read.format("delta").load(str(tmp_path / "changes")).select("seq").collect()
+    found = load(spark, known, tmp_path / "changes").select("seq").collect()
     assert sorted(row["seq"] for row in found) == seqs
-    typed = spark.read.format("delta").load(str(tmp_path / "typed" / "bank_giro"))
+    typed = load(spark, known, tmp_path / "typed" / "bank_giro")
     last = typed.groupBy("key").agg(F.max_by("new.balance", "seq").alias("balance"), F.max_by("op", "seq").alias("op"))
     giro = {row["key"]: int(row["balance"]) for row in last.collect() if row["op"] != "d"}
     assert set(giro.values()) == {json.loads(row)[1] for row in expected["bank_giro"]}
-    audit = run.main(
-        ["audit", *commands[1][1:5], "--path", str(tmp_path / "audit"), "--checkpoint", str(tmp_path / "c"), "--available-now"]
-    )
-    assert audit == 0
+    for number, source in enumerate((commands[1][1:5], ["--changes", str(tmp_path / "changes"), "--grace-seconds", "0"])):
+        place = ["--path", str(tmp_path / f"audit-{number}"), "--checkpoint", str(tmp_path / f"checkpoint-audit-{number}")]
+        assert run.main(["audit", *source, *place, "--table-format", known.NAME, "--available-now"]) == 0

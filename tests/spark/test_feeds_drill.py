@@ -10,7 +10,7 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,8 +38,9 @@ from spark_jobs.history.store import History
 from spark_jobs.lake.changes import ChangesSink
 from spark_jobs.materialize.job import MaterializeSink
 from spark_jobs.runner.job import Sink
-from spark_jobs.tables import delta as tables
-from spark_jobs.tables import state_files
+from spark_jobs.tables import iceberg, state_files
+from spark_jobs.tables.format import TableFormat
+from tests.spark.formats import in_either_format, load, under
 from tests.spark.histories import Story, ends_of_batch
 from tests.spark.messages import PREFIX, FakeTopics
 from tests.spark.sinks import changelog_sink, current_sink
@@ -89,7 +90,7 @@ def lead(
     topics: FakeTopics,
     story: Story,
     started: Callable[[], Sink],
-    steps: tuple[tuple[Any, str], ...],
+    of_sink: Sequence[tuple[Any, str]],
     between: Callable[[], None] = lambda: None,
 ) -> None:
     """Let a job read a story, in batches that its lives begin, repeat and finish."""
@@ -106,7 +107,7 @@ def lead(
         topics.took(records)
         while True:
             try:
-                with kills(random_, *steps):
+                with kills(random_, *of_sink):
                     sink.write(records, batch, "query")
                 break
             except Killed:
@@ -118,11 +119,17 @@ def lead(
     sink.finish()
 
 
-_TABLES = ((tables, "append_once"), (tables, "overwrite"), (state_files, "write_whole"))
+def steps(known: TableFormat) -> list[tuple[Any, str]]:
+    """The steps at which a sink is killed: before the tables and the files of state are written, and within a table's write."""
+    of_format = [(iceberg, "_stage"), (iceberg, "_publish"), (iceberg, "_publish_branch")] if known is iceberg else []
+    return [*((known, step) for step in ("append_once", "overwrite", "upsert")), (state_files, "write_whole"), *of_format]
 
 
 @pytest.mark.parametrize("number", range(STORIES))
-def test_materialize_has_every_change_with_both_rows(spark: SparkSession, tmp_path: Path, seed: int, number: int) -> None:
+@in_either_format
+def test_materialize_has_every_change_with_both_rows(
+    spark: SparkSession, tmp_path: Path, seed: int, number: int, known: TableFormat
+) -> None:
     random_ = random.Random(seed + number)
     topics, story = FakeTopics(spark), Story(random_, has_images=False)
     path = str(tmp_path / "whole")
@@ -130,22 +137,26 @@ def test_materialize_has_every_change_with_both_rows(spark: SparkSession, tmp_pa
         random_,
         topics,
         story,
-        lambda: MaterializeSink(spark, Topics("k", PREFIX), path, read_topic=topics.read, positions=topics),
-        _TABLES,
+        lambda: MaterializeSink(
+            spark, Topics("k", PREFIX), under(path, known), state_path=f"{path}/_order", read_topic=topics.read, positions=topics
+        ),
+        steps(known),
     )
-    found = spark.read.format("delta").load(path).select("seq", "op", "before", "after").orderBy("seq").collect()
+    found = load(spark, known, path).select("seq", "op", "before", "after").orderBy("seq").collect()
     assert [tuple(row) for row in found] == story.expected
     # No event tells that a row has got another key, and a history of these events has each row under its present key.
     history, checkpoint = str(tmp_path / "history"), str(tmp_path / "checkpoint")
-    assert run.main(["history_of", "--changes", path, "--path", history, "--checkpoint", checkpoint]) == 0
-    rows = spark.read.format("delta").load(f"{history}/{story.space}").where("_end_seq is null").collect()
+    options = ["--path", history, "--checkpoint", checkpoint, "--table-format", known.NAME]
+    assert run.main(["history_of", "--changes", path, *options]) == 0
+    rows = load(spark, known, f"{history}/{story.space}").where("_end_seq is null").collect()
     assert sorted((row["_key"], row["_row"]) for row in rows) == sorted(
         (key, story.shown(row.values())) for key, row in story.fold().items()
     )
 
 
 @pytest.mark.parametrize("number", range(STORIES))
-def test_history_has_every_version(spark: SparkSession, tmp_path: Path, seed: int, number: int) -> None:
+@in_either_format
+def test_history_has_every_version(spark: SparkSession, tmp_path: Path, seed: int, number: int, known: TableFormat) -> None:
     random_ = random.Random(seed + number)
     topics, story = FakeTopics(spark), Story(random_, has_images=True)
     path = str(tmp_path)
@@ -153,10 +164,10 @@ def test_history_has_every_version(spark: SparkSession, tmp_path: Path, seed: in
         random_,
         topics,
         story,
-        lambda: HistorySink(spark, Topics("k", PREFIX), path, publish_every=random_.choice((1, 3))),
-        _TABLES,
+        lambda: HistorySink(spark, Topics("k", PREFIX), under(path, known), publish_every=random_.choice((1, 3))),
+        steps(known),
     )
-    published = spark.read.format("delta").load(f"{path}/{story.space}").collect()
+    published = load(spark, known, f"{path}/{story.space}").collect()
     assert sorted(map(str, published)) == sorted(map(str, History(spark, path).intervals(story.space).collect()))
     open_rows = {row["_key"]: row["_row"] for row in published if row["_end_seq"] is None}
     assert open_rows == {key: story.shown(row.values()) for key, row in story.fold().items()}
@@ -270,32 +281,36 @@ def test_two_search_index_jobs_at_once_end_in_the_rows(
 
 @pytest.mark.parametrize("job", ["changes", "changelog"])
 @pytest.mark.parametrize("number", range(STORIES))
-def test_a_table_of_events_has_each_once(spark: SparkSession, tmp_path: Path, seed: int, number: int, job: str) -> None:
+@in_either_format
+def test_a_table_of_events_has_each_once(
+    spark: SparkSession, tmp_path: Path, seed: int, number: int, job: str, known: TableFormat
+) -> None:
     random_ = random.Random(seed + number)
     topics, story = FakeTopics(spark), Story(random_, has_images=True)
     path = str(tmp_path / "events")
 
     def started() -> Sink:
         if job == "changes":
-            return ChangesSink(spark, Topics("k", PREFIX), path, topics)
-        return changelog_sink(spark, path, PREFIX)
+            return ChangesSink(spark, Topics("k", PREFIX), path, topics, table_format=known)
+        return changelog_sink(spark, path, PREFIX, known=known)
 
-    lead(random_, topics, story, started, _TABLES)
-    found = spark.read.format("delta").load(path).select("seq", "op", "before", "after").orderBy("seq").collect()
+    lead(random_, topics, story, started, steps(known))
+    found = load(spark, known, path).select("seq", "op", "before", "after").orderBy("seq").collect()
     assert [tuple(row) for row in found] == story.expected
 
 
 @pytest.mark.parametrize("number", range(STORIES))
-def test_current_has_the_rows(spark: SparkSession, tmp_path: Path, seed: int, number: int) -> None:
+@in_either_format
+def test_current_has_the_rows(spark: SparkSession, tmp_path: Path, seed: int, number: int, known: TableFormat) -> None:
     random_ = random.Random(seed + number)
     topics, story = FakeTopics(spark), Story(random_, has_images=True)
     path = str(tmp_path)
 
     def started() -> Sink:
         share = random_.choice((0.0, 0.5, 100.0))
-        return current_sink(spark, Topics("k", PREFIX), path, topics, share=share, min_unmerged=1)
+        return current_sink(spark, Topics("k", PREFIX), path, topics, table_format=known, share=share, min_unmerged=1)
 
-    lead(random_, topics, story, started, _TABLES)
+    lead(random_, topics, story, started, steps(known))
     rows = read_current(spark, f"{path}/{story.space}").select(*story.names).collect()
     assert {row[story.key]: row.asDict() for row in rows} == {row[story.key]: row for row in story.fold().values()}
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from decimal import Decimal, InvalidOperation, localcontext
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import pytest
 from pyspark.sql import SparkSession
@@ -24,6 +25,7 @@ from spark_jobs.history.intervals import META_COLUMNS, shown
 from spark_jobs.history.job import HistorySink
 from spark_jobs.lake.field_columns import FieldColumns
 from spark_jobs.tables import delta as tables
+from tests.spark.formats import FORMATS
 from tests.spark.messages import FakeTopics, Message, put, schema
 from tests.spark.sinks import current_sink
 
@@ -79,9 +81,16 @@ def test_a_number_is_exactly_in_its_column_or_as_text_beside_it(spark: SparkSess
         assert exact == (None if number is not None else text), text
 
 
-@pytest.fixture
-def documented(spark: SparkSession) -> Iterator[SparkSession]:
+@pytest.fixture(params=FORMATS)
+def documented(spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[SparkSession]:
     """The tables that the documentation names, made as the jobs make them."""
+    catalog = "spark_catalog"
+    if request.param == "iceberg":
+        catalog = f"documented_{uuid4().hex}"
+        settings = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "hadoop", ".warehouse": str(tmp_path)}
+        for name, value in settings.items():
+            spark.conf.set(f"spark.sql.catalog.{catalog}{name}", value)
+    spark.sql(f"USE {catalog}")
     spark.sql("CREATE SCHEMA cdc")
     rows = [
         {"id": 1, "balance": "250.10", "rate": 9},
@@ -107,9 +116,12 @@ def documented(spark: SparkSession) -> Iterator[SparkSession]:
         "history": shown(versions, FORM, ()),
     }
     for name, frame in frames.items():
-        frame.write.format("delta").saveAsTable(f"cdc.shop_accounts_{name}")
+        frame.write.format(request.param).saveAsTable(f"cdc.shop_accounts_{name}")
     yield spark
-    spark.sql("DROP SCHEMA cdc CASCADE")
+    for name in frames:
+        spark.sql(f"DROP TABLE cdc.shop_accounts_{name}")
+    spark.sql("DROP SCHEMA cdc")
+    spark.sql("USE spark_catalog")
 
 
 def test_the_sql_of_the_documentation_runs_and_counts_right(documented: SparkSession) -> None:
