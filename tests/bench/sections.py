@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from tests.bench.results import STORE_FACTOR, SYNC_PEER, Result
 from tests.bench.spark_peers import PEERS
 from tests.bench.store import update_stored
 from tests.bench.workload import SPACE, Master, start_master
+from tests.spark.formats import FORMATS
 
 _WARM_UP_SECONDS: Final = 3.0
 _WARM_UP_ROWS: Final = 20_000
@@ -310,25 +311,33 @@ def spark_peers(bench: Bench) -> Iterator[Result]:
         yield from _spark_job(bench, "spark-peers", name, name, bench.rows)
 
 
+def formats(bench: Bench) -> Iterator[Result]:
+    """Two jobs with tables of each format, and the bytes in their folders, also those that `maintain` would remove."""
+    for job in ("changes", "current"):
+        for known in FORMATS:
+            options = ("--table-format", known)
+            yield from _spark_job(bench, "formats", job, f"{job}-{known}", bench.rows, options)
+
+
 def feeds(bench: Bench) -> Iterator[Result]:
     """The Spark jobs that keep an index and caches, into full ones. The CPU is that of the job, without theirs."""
     search = bench.servers.start_opensearch("bench-opensearch", heap="1g", is_lasting=True)
     with closing(search):
-        yield from _spark_job(bench, "feeds", "search_index", "search_index", bench.rows // _FEED_SHARE, search.url)
+        yield from _spark_job(bench, "feeds", "search_index", "search_index", bench.rows // _FEED_SHARE, ("--to", search.url))
     redis = bench.servers.start_redis("bench-redis")
     with closing(redis):
-        yield from _spark_job(bench, "feeds", "cache_invalidation", "redis", bench.rows, redis.url)
+        yield from _spark_job(bench, "feeds", "cache_invalidation", "redis", bench.rows, ("--to", redis.url))
     memcached = bench.servers.start_memcached("bench-memcached")
     with closing(memcached):
         url = f"memcached://{memcached.address}"
-        yield from _spark_job(bench, "feeds", "cache_invalidation", "memcached", bench.rows, url)
+        yield from _spark_job(bench, "feeds", "cache_invalidation", "memcached", bench.rows, ("--to", url))
 
 
-def _spark_job(bench: Bench, section: str, job: str, name: str, changes: int, to: str | None = None) -> Iterator[Result]:
+def _spark_job(bench: Bench, section: str, job: str, name: str, changes: int, options: Sequence[str] = ()) -> Iterator[Result]:
     directory = bench.directory / f"spark-{name}"
     directory.mkdir()
     whole = 0.0
-    for phase in _run_spark(bench, directory, job, changes, to):
+    for phase in _run_spark(bench, directory, job, changes, options):
         whole += phase["seconds"]
         worst = phase.get("max_seconds")
         yield Result(
@@ -339,15 +348,17 @@ def _spark_job(bench: Bench, section: str, job: str, name: str, changes: int, to
             whole_seconds=whole,
             cpu_seconds=phase["cpu_seconds"],
             max_ms=None if worst is None else worst * 1000,
-            note="" if worst is None else f"the median of {len(phase['rounds'])} rounds; the worst took {worst:.2f} s",
+            note=(f"{phase['bytes']:,} bytes" if "bytes" in phase else "")
+            if worst is None
+            else f"the median of {len(phase['rounds'])} rounds; the worst took {worst:.2f} s",
         )
 
 
-def _run_spark(bench: Bench, directory: Path, job: str, changes: int, to: str | None) -> list[dict[str, Any]]:
+def _run_spark(bench: Bench, directory: Path, job: str, changes: int, options: Sequence[str]) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "tests.bench.spark_load", "--job", job]
     command += ["--bootstrap-servers", bench.kafka.bootstrap_servers, "--prefix", f"bench-{bench.token}-{directory.name}"]
     command += ["--directory", str(directory), "--rows", str(bench.rows), "--changes", str(changes)]
-    command += [] if to is None else ["--to", to]
+    command += options
     file = directory / "phases.log"
     environment = spark_environment()
     # They are for programs that end before better code would have paid for its compilation.
@@ -434,6 +445,7 @@ SECTIONS: Final[dict[str, Callable[[Bench], Iterator[Result]]]] = {
     "latency": latency,
     "spark": spark,
     "spark-peers": spark_peers,
+    "formats": formats,
     "feeds": feeds,
     "backlog": backlog,
     "tap": tap,

@@ -160,8 +160,10 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             [FRESH] * 3,
         )
         return
+    formats = [] if options.to is not None else ["--table-format", options.table_format]
     given = ["--bootstrap-servers", options.bootstrap_servers, "--prefix", options.prefix, "--checkpoint", checkpoint]
     given += ["--path", f"{options.directory}/lake"] if options.to is None else ["--to", options.to]
+    given += formats
     job = run.parse_options(options.job, [*given, "--available-now"])
     topics = replace(Topics.of(job), max_offsets_per_trigger=BATCH)
     yield from _phases(options, load, lambda: run.start(session, run.JOBS[options.job], topics, job).awaitTermination())
@@ -183,7 +185,9 @@ def _phases(
         send() if name == "fill" else send(count)  # type: ignore[operator]
         started, used = time.monotonic(), cpu_seconds()
         process()
-        yield _phase(name, count, time.monotonic() - started, cpu_seconds() - used)
+        phase = _phase(name, count, time.monotonic() - started, cpu_seconds() - used)
+        files = (Path(folder, file) for folder, _, names in os.walk(options.directory) for file in names)
+        yield {**phase, "bytes": sum(file.stat().st_size for file in files if "checkpoint" not in file.parts)}
 
 
 def _until_seen(session: SparkSession, load: Load, topics: Topics, job: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -230,6 +234,7 @@ def main() -> int:
     parser.add_argument("--job", required=True, choices=sorted([*run.JOBS, *PEERS]))
     parser.add_argument("--rows", type=int, required=True, help="so many keys are stored first")
     parser.add_argument("--changes", type=int, required=True, help="so many changes of them are measured")
+    parser.add_argument("--table-format", default="delta", help="the format of the job's tables (default: %(default)s)")
     parser.add_argument("--to", metavar="URL", help="the index or the cache of a job that writes no tables")
     for phase in measure(parser.parse_args()):
         print(json.dumps(phase), flush=True)
