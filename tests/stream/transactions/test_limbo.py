@@ -16,7 +16,7 @@ from cdc.stream.transactions.limbo import Limbo, LimboState, is_control
 from cdc.stream.transactions.transaction import Transaction
 from cdc.stream.transactions.transaction_buffer import TransactionBuffer
 from tests.fakes import wire
-from tests.fakes.master import SERVER
+from tests.fakes.master import SERVER, SPACE
 from tests.fakes.pipelines import MemorySpool, frames_of, pipeline
 from tests.fakes.tuples import MemoryTuples
 
@@ -85,6 +85,20 @@ def test_rollback_takes_the_first_synchronous_one_and_all_behind_it() -> None:
     assert queue.limbo.state.row_count == 2
     assert queue.say(Type.RAFT_CONFIRM, 1, 1) == [1, 2]
     assert queue.limbo.take_unblocked() == {1: 4}
+
+
+def test_rollback_takes_back_what_its_first_transaction_defines() -> None:
+    """A space that it made synchronous is asynchronous again, for an origin that writes there next."""
+    queue = Queue()
+    queue.arrive(1, SYNC)
+    before = queue.limbo.state
+    definition = {Key.SPACE_ID: SPACE, Key.TUPLE: [512, 1, "users", "memtx", 0, {"is_sync": True}, []]}
+    assert queue.limbo.enqueue_if_waiting(transaction(2, SYNC, body=definition), 5)
+    assert queue.limbo.state.memory_byte_count > before.memory_byte_count
+    assert queue.say(Type.RAFT_ROLLBACK, 1, 2) == []
+    assert queue.limbo.state == before
+    assert not queue.arrive(1, origin=2)
+    assert queue.say(Type.RAFT_CONFIRM, 1, 1) == [1]
 
 
 @pytest.mark.parametrize("kind", [Type.RAFT_PROMOTE, Type.RAFT_DEMOTE])
