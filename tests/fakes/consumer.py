@@ -28,7 +28,7 @@ class Consumer:
                 self._has_letters = True
             elif isinstance(sent.value, dict) and sent.value.get("status") == "COMPLETED":
                 for space in sent.value["spaces"]:
-                    self._sweep(space["space_id"], space["sweep_seq"])
+                    self.sweep(space["space_id"], space["sweep_seq"])
         return events
 
     def contents(self, space_id: int) -> list[dict[str, Any]]:
@@ -60,6 +60,7 @@ class Consumer:
         else:
             rows[key], seqs[key] = after, sent.source["seq"]
 
-    def _sweep(self, space_id: int, sweep_seq: int) -> None:
+    def sweep(self, space_id: int, sweep_seq: int) -> None:
+        """Drop the rows of a space that no event after this one has touched."""
         for key in [key for key, seq in self._seqs.get(space_id, {}).items() if seq <= sweep_seq]:
             del self.rows[space_id][key], self._seqs[space_id][key]

@@ -17,6 +17,9 @@ from typing import Final
 from tests.simulation.scheduler import Process, Scheduler, Waiters
 
 MARKER: Final = "marker"
+NEW_SECONDS: Final = 0.03
+NEW_REFUSAL: Final = 0.3
+"""Share of the first batches that the leader of a new partition refuses, for so long (see cdc.kafka.first_writes)."""
 
 
 @dataclass(slots=True)
@@ -39,6 +42,7 @@ class Partition:
     """By transactional id: where its open transaction begins."""
     begin: int = 0
     """First offset that retention has left."""
+    created_at: float = 0.0
 
     @property
     def end(self) -> int:
@@ -93,10 +97,14 @@ class Faults:
         self.refusal = 0.0
         self.hanging = 0.0
         self.slow_marker = 0.02
+        self.first_refusal = 0.0
+        """Of a producer's first batches in a partition, as a broker that doesn't know yet that it leads refuses them."""
+        self.slow_seconds = 0.0
+        """How long messages may take to leave a producer: a quota, or a slow disk."""
 
     def calm(self) -> None:
         """Nothing goes wrong any more."""
-        self.lost_answer = self.refusal = self.hanging = 0.0
+        self.lost_answer = self.refusal = self.hanging = self.first_refusal = self.slow_seconds = 0.0
 
 
 class Brokers:
@@ -112,6 +120,8 @@ class Brokers:
         self.changed = Waiters(scheduler)
         """Who waits for an answer."""
         self.down_until = 0.0
+        self.queue_count_max = 100_000
+        """How many messages a producer holds (queue.buffering.max.messages)."""
         self.version = 0
         """Rises with whatever readers may see."""
         self.on_claim: Callable[[Process], None] = lambda _: None
@@ -142,9 +152,14 @@ class Brokers:
         if topic in self.topics:
             return False
         self._id_count += 1
-        self.topics[topic] = [Partition() for _ in range(count)]
+        self.topics[topic] = [Partition(created_at=self.scheduler.now) for _ in range(count)]
         self.ids[topic] = f"id-{self._id_count}"
         return True
+
+    def refuses_first(self, topic: str, number: int) -> bool:
+        """Whether the broker refuses a producer's first batch in a partition: a new one, or one whose leader moves."""
+        is_new = self.scheduler.now < self.topics[topic][number].created_at + NEW_SECONDS
+        return self.scheduler.random.random() < (NEW_REFUSAL if is_new else self.faults.first_refusal)
 
     def write(self, topic: str, number: int, entry: Entry) -> None:
         """Append a record to a partition."""

@@ -35,10 +35,14 @@ KINDS: Final = (
     "kill",
     "stop",
     "power off",
+    "frozen",
+    "frozen and replaced",
     "disk full",
     "kafka away",
     "answers lost",
     "messages refused",
+    "messages slow",
+    "leaders move",
     "markers left out",
     "checkpoint loses its tail",
     "records expire",
@@ -55,6 +59,10 @@ KINDS: Final = (
     "configuration changed",
 )
 
+_LASTS: Final = {"frozen and replaced": 12.0}
+"""How long a fault lasts at least: the other daemon must have got the name before the frozen one wakes up."""
+_DISCONNECT_SECONDS: Final = 4.0
+"""replication_disconnect_timeout."""
 _RARE: Final = 5
 """How often an edge has to be walked before it is no longer rare."""
 
@@ -65,7 +73,11 @@ def planned(plan: random.Random, span: float, weights: Mapping[str, float]) -> l
     count = plan.choice([0, 1, 2, 3, 5, 8])
     drawn = plan.choices(kinds, [weights.get(kind, 1.0) * (4 if kind == "kill" else 1) for kind in kinds], k=count)
     faults = [
-        Fault(round(plan.random() * span, 4), kind, round(plan.choice([0.05, 0.5, 3.0, 15.0]) * plan.random(), 4))
+        Fault(
+            round(plan.random() * span, 4),
+            kind,
+            round(_LASTS.get(kind, 0.0) + plan.choice([0.05, 0.5, 3.0, 15.0]) * plan.random(), 4),
+        )
         for kind in drawn
     ]
     return sorted(faults, key=lambda fault: fault.at)
@@ -103,10 +115,14 @@ class Strikes:
             "kill": self._kill,
             "stop": self._stop,
             "power off": self._power_off,
+            "frozen": self._freeze_process,
+            "frozen and replaced": self._replace_frozen,
             "disk full": self._disk_full,
             "kafka away": lambda fault: world.brokers.fail_for(fault.seconds),
             "answers lost": lambda fault: self._share(fault, "lost_answer", 0.3),
             "messages refused": lambda fault: self._share(fault, "refusal", 0.05),
+            "messages slow": lambda fault: self._share(fault, "slow_seconds", 0.4),
+            "leaders move": lambda fault: self._share(fault, "first_refusal", 0.5),
             "markers left out": lambda fault: self._share(fault, "hanging", 0.2),
             "checkpoint loses its tail": self._lose_checkpoints,
             "records expire": self._expire,
@@ -172,6 +188,37 @@ class Strikes:
             world.restart()
 
         self._later(fault.seconds, empty)
+
+    def _freeze_process(self, fault: Fault) -> None:
+        """SIGSTOP, and SIGCONT later. The members close connections over which nothing comes."""
+        world, life = self._world, self._world.life
+        if life.is_over:
+            return
+        world.scheduler.freeze(life.process)
+        life.may_end_with += (FencedError,) if fault.kind == "frozen and replaced" else ()
+
+        def cut() -> None:
+            for member in world.network.members.values():
+                for link in [link for link in member.links if link.socket.process is life.process]:
+                    link.cut()
+
+        if fault.seconds > _DISCONNECT_SECONDS:
+            self._later(_DISCONNECT_SECONDS, cut)
+        self._later(fault.seconds, lambda: world.scheduler.thaw(life.process))
+
+    def _replace_frozen(self, fault: Fault) -> None:
+        """A frozen daemon is silent, so another machine's gets the name without being told to take it. Then the first wakes up.
+
+        With at_least_once delivery Kafka doesn't refuse what the first one has in hand, as docs/guarantees.md says.
+        """
+        world = self._world
+        first = world.life
+        is_alone = not any(life.process.is_frozen for life in world.lives)
+        if not world.judge.is_exact or not is_alone or first.daemon is None or first.daemon.status.state != "streaming":
+            return
+        self._freeze_process(fault)
+        world.move_state(takes_over=False)
+        world.start(rebuild_state=True)
 
     # Kafka.
 

@@ -26,6 +26,7 @@ from tests.fakes.synchronous import SynchronousMaster
 from tests.simulation.brokers import Brokers, Entry, Partition
 from tests.simulation.repeats import LastSeqs
 from tests.simulation.scheduler import Process
+from tests.simulation.unknown_spaces import UnknownSpaces
 
 NAME: Final = "shop"
 CHECKPOINT: Final = f"{NAME}.checkpoint"
@@ -73,6 +74,8 @@ class Judge:
         # The highest lsns that were ever committed: Kafka may lose them later.
         self._durable: dict[int, int] = {}
         self._repeats = LastSeqs()
+        self._unknown = UnknownSpaces()
+        self._highest_seq = 0
         self.is_exact = True
         """Whether delivery is exactly_once; otherwise events may come again."""
         self.may_jump = False
@@ -97,6 +100,7 @@ class Judge:
             for row in entry.rows:
                 if row.body.get(Key.SPACE_ID) == SPACE and row.kind != Type.NOP:
                     self._define(row)
+                self._unknown.take(row)
                 for event in self._contents._events(row):
                     self.expected.setdefault((entry.origin, event.lsn), []).append(event)
                     self._unseen.add((entry.origin, event.lsn))
@@ -129,6 +133,8 @@ class Judge:
             self.base, self._base_id = dict(position.vclock), snapshot.base_id
         assert is_later or self.may_forget, f"the checkpoint's seq goes back: {position.seq} after {self.decided.seq}"
         self.decided = position
+        if snapshot is not None and snapshot.is_complete:
+            self._unknown.snapshot_taken(snapshot.base_id, self.base)
         for origin, lsn in position.vclock.items():
             self._durable[origin] = max(lsn, self._durable.get(origin, 0))
 
@@ -149,11 +155,12 @@ class Judge:
         writer = json.loads(left[-1])["writer"] if left else ""
         self._writers = self._writers[: self._writers.index(writer) + 1] if writer in self._writers else [""]
         self.decided, self.may_jump = Position.from_json(json.loads(left[-1])) if left else Position(), True
+        self._unknown.checkpoint_lost(self.decided, self._highest_seq)
 
     def claimed(self, process: Process, *, takes_over: bool) -> None:
         """A process claims the name: for the first time only if nobody has it, or its operator wants it to."""
         holder = self._claimed[-1] if self._claimed else None
-        is_taken = holder is not None and holder is not process and holder.is_alive and not holder.is_over
+        is_taken = holder is not None and holder is not process and holder.is_awake
         is_first = process not in self._claimed
         assert takes_over or not is_taken or not is_first, f"{process.name} claims the name beside {holder and holder.name}"
         self._claimed.append(process)
@@ -208,6 +215,7 @@ class Judge:
         self._last[topic, number] = entry.key, sent.op
         source = sent.source
         seq = source["seq"]
+        self._highest_seq = max(seq, self._highest_seq)
         self.event_count += 1
         identity = (source["space_id"], sent.op, json.dumps(sent.key))
         if not self.is_exact:
@@ -272,11 +280,13 @@ class Judge:
 
         ordered = sorted(self._waiting, key=place)
         self._waiting = []
+        consumer = self.consumer if self.is_exact else self._repeats
+        self._unknown.sweep(consumer)
+        consumer.take(ordered)
+        self._unknown.sweep(consumer)
         if not self.is_exact:
-            self._repeats.take(ordered)
             self._check_complete()
             return
-        self.consumer.take(ordered)
         newest = max(self._seqs, default=0)
         for seq in range(self._checked_seq + 1, newest + 1):
             assert seq in self._seqs or self.may_jump, f"there is no event of seq {seq}, and one of {newest}"

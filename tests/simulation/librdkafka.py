@@ -21,7 +21,13 @@ _TIMED_OUT: Final = KafkaError(KafkaError._TIMED_OUT, "no answer", retriable=Tru
 _FENCED: Final = KafkaError(KafkaError._FENCED, "Producer fenced by newer instance", fatal=True)
 _UNKNOWN: Final = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
 _LINGER_SECONDS: Final = 0.005
+_RETRY_SECONDS: Final = 0.1
+"""librdkafka's retry.backoff.ms."""
 _DEFAULT_SECONDS: Final = 60.0
+
+
+_Queued = tuple[str, int | None, bytes | None, bytes | None, Any]
+"""A message in a producer's queue: topic, partition, key, value, and who wants to know."""
 
 
 class _Client:
@@ -59,9 +65,13 @@ class Producer(_Client):
         self._on_delivery: Callable[[KafkaError | None, Any], None] | None = settings.get("on_delivery")
         lasts = settings.get("message.timeout.ms", 0) / 1000 if self._name is None else 0
         self._message_seconds = lasts or None
+        self._is_numbered = self._name is not None or bool(settings.get("enable.idempotence"))
         self._epoch = -1
-        self._queue: deque[tuple[str, int | None, bytes | None, bytes | None, Any]] = deque()
+        self._queue: deque[_Queued] = deque()
         self._is_sending = False
+        # Partitions that have taken a batch of this producer, and the refused first batches of others.
+        self._begun: set[tuple[str, int]] = set()
+        self._refused: dict[tuple[str, int], list[_Queued]] = {}
         self._process = self._scheduler.current.process if self._scheduler.current is not None else None
         self._reports: deque[tuple[Callable[..., None], KafkaError | None, Any]] = deque()
         self._is_open = False
@@ -101,6 +111,7 @@ class Producer(_Client):
         """Abort."""
         if self._ending is None:
             self._queue.clear()
+            self._refused.clear()
             self._error = None
         self._finish(timeout, commit=False)
 
@@ -180,16 +191,27 @@ class Producer(_Client):
             raise KafkaException(KafkaError(KafkaError._STATE, "no transaction is open"))
         if self._error is not None:
             raise KafkaException(KafkaError(KafkaError._STATE, "the transaction is broken"))
+        if len(self._queue) >= self._brokers.queue_count_max:
+            raise BufferError("Local: Queue full")
         self._queue.append((topic, partition, key, value, on_delivery or self._on_delivery))
         if not self._is_sending:
             self._is_sending = True
-            self._scheduler.after(_LINGER_SECONDS * self._scheduler.random.random(), self._send)
+            self._scheduler.after((_LINGER_SECONDS + self._slow_seconds) * self._scheduler.random.random(), self._send)
+
+    @property
+    def _slow_seconds(self) -> float:
+        # A sign of life isn't worth waiting for.
+        return self._brokers.faults.slow_seconds if self._message_seconds is None else 0.0
 
     def _send(self) -> None:
         """Messages leave the process, and reach the partitions."""
         self._is_sending = False
         brokers, scheduler = self._brokers, self._scheduler
         if self._process is not None and not self._process.is_alive:
+            return
+        if self._process is not None and self._process.is_frozen:
+            self._is_sending = True
+            self._process.thawing.append(self._send)
             return
         if not self._queue:
             return
@@ -207,8 +229,38 @@ class Producer(_Client):
             self._deliver(*self._queue.popleft())
         if self._queue:
             self._is_sending = True
-            scheduler.after(scheduler.random.random() * 0.002, self._send)
+            scheduler.after(scheduler.random.random() * (0.002 + self._slow_seconds), self._send)
         brokers.changed.wake()
+
+    def _is_refused_first(self, queued: _Queued, at: int) -> bool:
+        """Whether a message goes with a first batch that is refused, to be sent again.
+
+        If a later batch arrives before that, the broker takes it, as it knows no sequence number of this producer yet, and
+        librdkafka takes the first one for stored.
+        """
+        topic, _, key, value, report = queued
+        place, brokers = (topic, at), self._brokers
+        if place in self._begun:
+            return False
+        if place in self._refused:
+            if brokers.scheduler.random.random() < 0.5:
+                self._refused[place].append((topic, at, key, value, report))
+                return True
+            self._scheduler.note(f"{len(self._refused.pop(place))} messages for {topic}-{at} are lost")
+        elif brokers.refuses_first(topic, at):
+            self._refused[place] = [(topic, at, key, value, report)]
+            self._scheduler.after(_RETRY_SECONDS, lambda: self._send_again(place))
+            return True
+        self._begun.add(place)
+        return False
+
+    def _send_again(self, place: tuple[str, int]) -> None:
+        batch = self._refused.pop(place, None)
+        if batch is None or (self._process is not None and not self._process.is_alive):
+            return
+        self._begun.add(place)
+        self._queue.extendleft(reversed(batch))
+        self._send()
 
     def _deliver(self, topic: str, number: int | None, key: bytes | None, value: bytes | None, report: Any) -> None:
         brokers = self._brokers
@@ -221,6 +273,8 @@ class Producer(_Client):
             error = KafkaError(KafkaError.KAFKA_STORAGE_ERROR, "a disk of a broker failed")
         else:
             at = brokers.place(topic, key) if number is None else number
+            if self._is_numbered and self._is_refused_first((topic, number, key, value, report), at):
+                return
             if self._name is not None:
                 brokers.join(self._name, (topic, at), self._timeout_seconds)
             state = "open" if self._name is not None else "plain"
@@ -228,10 +282,14 @@ class Producer(_Client):
         if error is not None and self._name is not None:
             self._error = error
             self._queue.clear()
+            self._refused.clear()
         if report is not None and (error is not None or self._on_delivery is None):
             self._reports.append((report, error, _Message(topic, number or 0, 0, Entry(key, value, 0), None)))
 
     def _fail_all(self, error: KafkaError) -> None:
+        for batch in self._refused.values():
+            self._queue.extendleft(reversed(batch))
+        self._refused.clear()
         while self._queue:
             topic, number, key, value, report = self._queue.popleft()
             if report is not None:
@@ -255,9 +313,14 @@ class Producer(_Client):
     def flush(self, timeout: float = -1) -> int:
         """Wait until all messages have arrived."""
         self._scheduler.check_alive()
-        self._brokers.changed.wait_for(lambda: not self._queue, timeout if timeout >= 0 else None)
+        self._brokers.changed.wait_for(lambda: not self._held, timeout if timeout >= 0 else None)
         self._report()
-        return len(self._queue)
+        return self._held
+
+    @property
+    def _held(self) -> int:
+        """How many messages haven't arrived yet."""
+        return len(self._queue) + sum(map(len, self._refused.values()))
 
     def purge(self, in_queue: bool = True, in_flight: bool = True) -> None:  # noqa: ARG002 - as the client has it
         """Throw away what waits."""

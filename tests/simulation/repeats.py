@@ -21,12 +21,12 @@ class LastSeqs:
         """Apply messages, in any order."""
         for sent in messages:
             if sent.op == "t":
-                self._empty(sent.source["space_id"], sent.source["seq"])
+                self.sweep(sent.source["space_id"], sent.source["seq"])
             elif sent.op is not None:
                 self._put(sent)
             elif isinstance(sent.value, dict) and sent.value.get("status") == "COMPLETED":
                 for space in sent.value["spaces"]:
-                    self._empty(space["space_id"], space["sweep_seq"])
+                    self.sweep(space["space_id"], space["sweep_seq"])
 
     def contents(self, space_id: int) -> list[dict[str, Any]]:
         """A space's rows."""
@@ -38,7 +38,8 @@ class LastSeqs:
         if seq > self._emptied.get(space_id, 0) and seq >= rows.get(key, (0, None))[0]:
             rows[key] = seq, sent.value["after"]
 
-    def _empty(self, space_id: int, seq: int) -> None:
+    def sweep(self, space_id: int, seq: int) -> None:
+        """Drop the rows of a space that no event after this one has touched."""
         self._emptied[space_id] = max(seq, self._emptied.get(space_id, 0))
         rows = self._rows.get(space_id, {})
         for key in [key for key, (of_row, _) in rows.items() if of_row <= seq]:

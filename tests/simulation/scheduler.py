@@ -34,11 +34,20 @@ class Process:
     def __init__(self, name: str) -> None:
         self.name = name
         self.is_alive = True
+        self.is_frozen = False
+        """Whether it stands still (SIGSTOP): its tasks go on when it is thawed."""
+        self.thawing: list[Callable[[], None]] = []
+        """What has to go on then."""
         self.is_over = False
         """Whether it has ended by itself."""
         self.tasks: list[Task] = []
         self.at_kill: list[Callable[[], None]] = []
         """What the system does when the process ends: locks are released, connections are closed."""
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether it runs."""
+        return self.is_alive and not self.is_over and not self.is_frozen
 
 
 class Task:
@@ -130,6 +139,17 @@ class Scheduler:
             task.greenlet = greenlet()
         process.tasks.clear()
 
+    def freeze(self, process: Process) -> None:
+        """Let a process stand still."""
+        process.is_frozen = True
+
+    def thaw(self, process: Process) -> None:
+        """Let it go on."""
+        process.is_frozen = False
+        waiting, process.thawing = process.thawing, []
+        for go_on in waiting:
+            self.after(self._jitter(), go_on)
+
     # Tasks.
 
     def check_alive(self) -> None:
@@ -164,6 +184,9 @@ class Scheduler:
 
     def _resume(self, task: Task, turn: int, is_woken: bool) -> None:
         if task.turn != turn or task.is_done or not task.process.is_alive:
+            return
+        if task.process.is_frozen:
+            task.process.thawing.append(lambda: self._resume(task, turn, is_woken))
             return
         task.turn += 1
         self.current = task

@@ -23,6 +23,7 @@ from cdc.errors import CdcError, StateError
 from cdc.store import files
 from cdc.store.store import StateStore
 from cdc.stream.batches import compiled_rows
+from cdc.stream.commits.ownership import NameTakenError
 from cdc.upstream.start import StateForeignError
 from tests.fakes.interleavings import LimboWorkload
 from tests.fakes.master import Ack
@@ -55,6 +56,8 @@ class Life:
     """Errors that are right in this world: a daemon that is fenced, a disk that is full."""
     is_second: bool = False
     takes_over: bool = False
+    state_number: int = 1
+    """Of its disk."""
 
 
 @dataclasses.dataclass
@@ -115,7 +118,7 @@ class World:
         self.lives: list[Life] = []
         self.boot = 0
         self.is_disk_full = False
-        self.judge.is_exact = plan.random() < 0.75
+        is_exact = plan.random() < 0.75
         has_records = self.judge.has_transaction_topic = plan.random() < 0.4
         self.settings: dict[str, dict[str, Any]] = {
             "source": {
@@ -125,18 +128,25 @@ class World:
             "kafka": {
                 "commit_pause_ms": plan.choice([0, 30]),
                 "transaction_topic": "all" if has_records else "none",
-                "delivery": "exactly_once" if self.judge.is_exact else "at_least_once",
             },
             "state": {"flush_interval_ms": plan.choice([0, 500, 2000])},
         }
+        self.deliver(is_exact=is_exact)
+        self.brokers.queue_count_max = plan.choice([20, 100_000])
         self._state_count = 1
         # The newest process, and what it shows.
         self._state = (0, "")
         self._followed: str | None = None
         self._is_moving = False
+        self._takes_over = True
         self.faults = planned(plan, self.rounds * 0.03 + 0.5, weights or {}) if faults is None else faults
         self._strikes = Strikes(self)
         self._left = self.rounds
+
+    def deliver(self, *, is_exact: bool) -> None:
+        """Set the way of delivery."""
+        self.judge.is_exact = is_exact
+        self.settings["kafka"]["delivery"] = "exactly_once" if is_exact else "at_least_once"
 
     def _add_replicas(self, plan: random.Random) -> None:
         """Some seeds have members that lag behind the one that writes."""
@@ -221,6 +231,10 @@ class World:
         """Start a process of the daemon; a second one has a disk of its own."""
         life = Life(Process(f"daemon {len(self.lives) + 1}"), is_second=is_second, takes_over=options.get("take_over", False))
         life.may_end_with = (StateError,) if self.is_disk_full else ()
+        life.state_number = self._state_count
+        if self._is_moving and not self._takes_over:
+            # Where Kafka is away, or this one is killed, the frozen one may be back before it has been silent for long enough.
+            life.may_end_with += (NameTakenError,)
         self.lives.append(life)
         config = self._config("second" if is_second else f"state{self._state_count}")
 
@@ -230,6 +244,8 @@ class World:
                 life.daemon.run()
             except CdcError as error:
                 life.error = error
+                if isinstance(error, NameTakenError) and not is_second:
+                    self._stay(life)
                 self.scheduler.note(f"ends: {error}".replace(str(self.directory), "DISK"))
             finally:
                 life.is_over = life.process.is_over = True
@@ -242,16 +258,23 @@ class World:
         """The newest process, without those that begin although one is there."""
         return next(life for life in reversed(self.lives) if not life.is_second)
 
-    def move_state(self) -> None:
+    def move_state(self, *, takes_over: bool = True) -> None:
         """The next process has another disk."""
         self._state_count += 1
         self._is_moving = self.judge.may_forget = True
+        self._takes_over = takes_over
+
+    def _stay(self, refused: Life) -> None:
+        """The former process is there again, so no other disk is needed."""
+        for life in self.lives:
+            life.is_second |= life.state_number == refused.state_number
+        self._is_moving, self._state_count = False, self.life.state_number
 
     def restart(self) -> None:
         """Start the daemon again, if it has ended and nothing keeps it from that."""
         if self.life.is_over and not self.is_disk_full:
             # The operator gives these until the daemon has filled the new disk's store.
-            self.start(take_over=self._is_moving, rebuild_state=self._is_moving)
+            self.start(take_over=self._is_moving and self._takes_over, rebuild_state=self._is_moving)
 
     def lose_checkpoints(self, count: int) -> None:
         """The newest commits of the checkpoint topic are gone; nothing else is."""

@@ -1,0 +1,57 @@
+"""Spaces of which a daemon can't know: created after the last checkpoint that Kafka has left, gone before the next snapshot.
+
+Consumers keep what they have read of such a space, as docs/guarantees.md says of lost checkpoints. Nothing else is excused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cdc.positions.position import Position
+from cdc.protocol.constants import Key, Type
+from tests.fakes.consumer import Consumer
+from tests.fakes.master import INDEX, LogRow
+from tests.simulation.repeats import LastSeqs
+
+
+class UnknownSpaces:
+    """The lives of all spaces, and the losses of checkpoints between them."""
+
+    def __init__(self) -> None:
+        # By space: origin and lsn of each time it came, and the lsn with which it went.
+        self._lives: dict[int, list[list[int]]] = {}
+        self._left: Mapping[int, int] | None = None
+        self._left_id = self._until_seq = 0
+        # Spaces whose rows consumers keep, each with the last seq that was given before the loss.
+        self._kept: list[tuple[int, int]] = []
+
+    def take(self, row: LogRow) -> None:
+        """Learn of a row that is certain."""
+        if row.body.get(Key.SPACE_ID) != INDEX:
+            return
+        if row.kind == Type.INSERT and row.body[Key.TUPLE][1] == 0:
+            self._lives.setdefault(row.body[Key.TUPLE][0], []).append([row.origin, row.lsn])
+        elif row.kind == Type.DELETE and row.body[Key.KEY][1] == 0:
+            self._lives[row.body[Key.KEY][0]][-1].append(row.lsn)
+
+    def checkpoint_lost(self, left: Position, newest_seq: int) -> None:
+        """Kafka has lost the newest checkpoints: `left` is the newest one now. `newest_seq` is the last that was given."""
+        former = self._left if self._left is not None else left.vclock
+        self._left = {origin: min(lsn, former.get(origin, 0)) for origin, lsn in left.vclock.items()}
+        self._left_id = left.snapshot.base_id if left.snapshot is not None else 0
+        self._until_seq = newest_seq
+
+    def snapshot_taken(self, number: int, base: Mapping[int, int]) -> None:
+        """A snapshot is complete, and its stream begins at `base`."""
+        if self._left is None or number == self._left_id:
+            return
+        for space_id, lives in self._lives.items():
+            for origin, came, *went in lives:
+                if went and came > self._left.get(origin, 0) and went[0] <= base.get(origin, 0):
+                    self._kept.append((space_id, self._until_seq))
+        self._left = None
+
+    def sweep(self, consumer: Consumer | LastSeqs) -> None:
+        """Have a consumer do what an operator has to do."""
+        for space_id, until_seq in self._kept:
+            consumer.sweep(space_id, until_seq)
