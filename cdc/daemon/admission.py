@@ -74,6 +74,9 @@ class StartOptions:
         return _TO_START.sub(added, hint)
 
 
+NO_OPTIONS: Final = StartOptions()
+
+
 class StateMissingError(StateError):
     """The checkpoint was written with a state store, and the store is missing."""
 
@@ -368,6 +371,35 @@ def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_
         )
 
 
+class Former:
+    """The daemon that had the name before. With at_least_once delivery, a take-over fences its checkpoints, not its events."""
+
+    def __init__(self, config: Config, options: StartOptions) -> None:
+        self._config = config
+        self._may_publish = options.take_over and config.kafka.delivery == "at_least_once"
+
+    def await_end(self, stored: Checkpoint, lock: StateDirectoryLock | None, writer: str, is_stopping: Stopping) -> None:
+        """Wait until the daemon that is fenced now has ended, so that nothing that it has in hand arrives later.
+
+        `stored` is the checkpoint that the process `writer`, the present one, found when it claimed the name. A daemon that is
+        silent counts as ended. Returns at once if there can be none. Raises ConnectionLostError.
+        """
+        if not self._may_publish:
+            return
+        holders = [holder for holder in lock.former_holders() if holder != writer] if lock is not None else []
+        if ownership.is_known_gone(stored, self._config.name, holders):
+            self._may_publish = False
+            return
+        structlog.get_logger().info(
+            "waiting until the daemon that had the name has ended, as Kafka doesn't refuse its events",
+            name=self._config.name,
+            silence_seconds=ownership.SILENCE_SECONDS,
+        )
+        while _listen_for(self._config, self._config.name, is_stopping, apart_from=writer) is not None:
+            pass
+        self._may_publish = is_stopping()
+
+
 def check_owner(config: Config, stored: Checkpoint) -> None:
     """Raise PrefixTakenError if the prefix belongs to somebody else; for a shard's daemon also that of its fleet."""
     ownership.check(stored, config.kafka.control_prefix, config.name)
@@ -391,19 +423,20 @@ def former_holder(config: Config, stored: Checkpoint) -> str | None:
     return f"process {sign.process_id} on {sign.host}"
 
 
-def listener_conflict_error(config: Config) -> CdcError | None:
+def listener_conflict_error(config: Config, options: StartOptions = NO_OPTIONS) -> CdcError | None:
     """Return the error to raise if another daemon listens on http.listen, before this one opens anything; None if none does."""
     address = config.http.address
     if address is None:
         return None
     # A daemon that holds this state directory can be stopped only by a signal.
-    return asking.listener_conflict_error(config.name, address, "" if is_locked(store_path(config)) else how_to_end_it(config))
+    hint = "" if is_locked(store_path(config)) else how_to_end_it(config)
+    return asking.listener_conflict_error(config.name, address, options.added_to(hint))
 
 
-def _listen_for(config: Config, name: str, is_stopping: Stopping) -> Sign | None:
+def _listen_for(config: Config, name: str, is_stopping: Stopping, *, apart_from: str | None = None) -> Sign | None:
     """Listen for the daemon of this name, and return its sign of life; None if it gives none."""
     topic = checkpoint_topic.name_of(config.kafka.control_prefix)
-    return listen(KafkaClients(config.name, config.kafka), topic, name, is_stopping)
+    return listen(KafkaClients(config.name, config.kafka), topic, name, is_stopping, apart_from=apart_from)
 
 
 def _where(found: Sign) -> str:

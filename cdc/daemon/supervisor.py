@@ -127,6 +127,7 @@ class Daemon:
         self._stall_watch = StallWatch(self.status)
         self._schema_ids = schema_ids.of_configuration(config.format)
         self._source = new_source(RunContext(config, self.status, self._is_stopping, self._schema_ids), self._requests)
+        self._former = admission.Former(config, self._start_options)
         # With take_over, http.listen is opened only after the daemon that uses it has stopped.
         self._listens_later = False
         self._server = self._listen()
@@ -160,6 +161,8 @@ class Daemon:
                         self._publisher = self._start_publisher()
                         if self._listens_later:
                             self._listen_later()
+                    # What is published from here on comes after all that a fenced daemon publishes, and is numbered so.
+                    self._former.await_end(self._checkpoint, self._directory_lock, self._writer_id, self._is_stopping.is_set)
                     if self._follow(self._publisher, goal):
                         break
                 except CdcError as error:
@@ -206,9 +209,7 @@ class Daemon:
             return StatusServer(address, self.status, self._config.http.allowed_hosts) if address is not None else None
         except ConfigurationError as error:
             assert address is not None
-            found = admission.listener_conflict_error(self._config)
-            if found is not None:
-                found.hint = self._start_options.added_to(found.hint)
+            found = admission.listener_conflict_error(self._config, self._start_options)
             if self._start_options.take_over and isinstance(found, NameTakenError):
                 self._listens_later = True
                 return None

@@ -96,8 +96,10 @@ class SignOfLife:
             structlog.get_logger().debug("a sign of life couldn't be sent", name=self._name, reason=str(error))
 
 
-def listen(clients: KafkaClients, topic: str, name: str, is_stopping: Callable[[], bool]) -> Sign | None:
-    """Listen until it is clear whether a daemon of this name is running.
+def listen(
+    clients: KafkaClients, topic: str, name: str, is_stopping: Callable[[], bool], *, apart_from: str | None = None
+) -> Sign | None:
+    """Listen until it is clear whether a daemon of this name is running, apart from the process with the id `apart_from`.
 
     Returns the daemon's last sign of life, or None if no daemon runs or a stop was requested. Waits while Kafka doesn't answer.
     Raises ConnectionLostError if this function's client can't reach Kafka but a new client can.
@@ -124,7 +126,7 @@ def listen(clients: KafkaClients, topic: str, name: str, is_stopping: Callable[[
             elif (error := message.error()) is None:
                 read_to = (message.offset() or 0) + 1
                 found = _sign_in(name, message.key() or b"", message.value())
-                if found is not None:
+                if found is not None and found.writer != apart_from:
                     if found.host:
                         latest = found
                     listening.record_sign(now)

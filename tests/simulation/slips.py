@@ -15,6 +15,7 @@ from unittest.mock import patch
 from cdc.daemon import admission
 from cdc.images.overlay import Images
 from cdc.kafka import readability
+from cdc.kafka.first_writes import FirstWrites
 from cdc.kafka.publisher import Publisher
 from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.sender import Sender
@@ -39,6 +40,8 @@ class Slip:
     is_python: bool = False
     kinds: tuple[str, ...] = ()
     """Faults without which it has no effect: they are drawn more often."""
+    is_exact: bool | None = None
+    """Whether it concerns exactly_once delivery, or the other one, alone."""
 
 
 def _early_ack() -> Any:
@@ -211,6 +214,16 @@ def _hasty_standby() -> Any:
     return patch.object(admission, "check_alone", lambda *_: None)
 
 
+def _crowded_first() -> Any:
+    """The first message for a partition isn't sent alone."""
+    return patch.object(FirstWrites, "unacknowledged_topics", lambda *_: set())
+
+
+def _unawaited_former() -> Any:
+    """With at_least_once delivery, a take-over doesn't wait for the end of the daemon that had the name."""
+    return patch.object(admission.Former, "await_end", lambda *_: None)
+
+
 SLIPS: Final = (
     Slip("an ACK too early", _early_ack, 5),
     Slip("a settle before the store", _early_settle, 5),
@@ -224,6 +237,8 @@ SLIPS: Final = (
     Slip("a spool not truncated", _uncut_spool, 80, is_python=True),
     Slip("a tombstone before its delete", _early_tombstone, 5),
     Slip("a standby that starts too soon", _hasty_standby, 60, kinds=("second daemon",)),
+    Slip("first messages that aren't alone", _crowded_first, 5),
+    Slip("a former daemon that isn't awaited", _unawaited_former, 20, kinds=("take-over", "messages slow"), is_exact=False),
 )
 
 
@@ -232,6 +247,8 @@ def seeds_until_found(slip: Slip) -> tuple[int, str] | None:
 
     def change(world: World) -> None:
         world.is_python = world.is_python or slip.is_python
+        if slip.is_exact is not None:
+            world.deliver(is_exact=slip.is_exact)
 
     for seed in range(1, slip.seed_count + 1):
         with slip.put_in():

@@ -66,3 +66,11 @@ def test_each_fault_passes_alone(kind: str) -> None:
     result = run_seed(11, faults=[Fault(0.4, kind, 0.7)], rounds=30)
     assert result.failure is None, "\n".join([*result.trace, str(result.failure)])
     assert result.walked[f"fault: {kind}"] == 1
+
+
+def test_a_take_over_without_transactions_awaits_the_end_of_the_former_daemon() -> None:
+    faults = [Fault(2.6, "messages slow", 20.0), Fault(2.8, "take-over", 1.0)]
+    result = run_seed(3, lambda world: world.deliver(is_exact=False), faults=faults, rounds=30)
+    assert result.failure is None, "\n".join([*result.trace, str(result.failure)])
+    lines = "\n".join(result.trace)
+    assert lines.index("waiting until the daemon that had") < lines.index("ends: ") < lines.rindex("chosen name=shop")
