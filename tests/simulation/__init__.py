@@ -22,6 +22,6 @@ What stays outside is listed in `test_seams.OUTSIDE`, with the reasons.
     python -m tests.simulation --first 4711 --seeds 1   one seed, again
 
 Modules: `scheduler` (whose turn it is), `library` (time, threads, polling), `network` and `members`, `brokers` and `librdkafka`
-(Kafka and its clients), `faults`, `judge`, `unknown_spaces` (what it excuses), `world` (all of it together), `edges` (what was
-walked), `shrinking`, `slips` (deliberate bugs).
+(Kafka and its clients), `faults`, `judge`, `patches` (what it expects without images), `unknown_spaces` (what it excuses),
+`world` (all of it together), `edges` (what was walked), `shrinking`, `slips` (deliberate bugs).
 """

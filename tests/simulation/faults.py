@@ -350,6 +350,6 @@ class Strikes:
                 "commit_pause_ms": rng.choice([0, 30, 400]),
                 "queue_bytes_max": rng.choice([1024, 32 << 20]),
             },
-            "state": {"flush_interval_ms": rng.choice([0, 500, 5000])},
+            "state": {**world.settings["state"], "flush_interval_ms": rng.choice([0, 500, 5000])},
         }
         self._stop(fault)

@@ -24,6 +24,7 @@ from tests.fakes.master import SPACE, Ack, LogRow
 from tests.fakes.shop import Sent
 from tests.fakes.synchronous import SynchronousMaster
 from tests.simulation.brokers import Brokers, Entry, Partition
+from tests.simulation.patches import ImagelessContents, PatchedRows
 from tests.simulation.repeats import LastSeqs
 from tests.simulation.scheduler import Process
 from tests.simulation.unknown_spaces import UnknownSpaces
@@ -40,12 +41,13 @@ class Judge:
         self._brokers = brokers
         self._master = master
         self._fates = Fates()
-        self._contents = Contents()
+        self._contents: Contents = Contents()
         self._taken = self._published = 0
         self.expected: dict[tuple[int, int], list[Expected]] = {}
         """By origin and lsn: the events of rows that are certain."""
         self._offsets: dict[tuple[str, int], int] = {}
-        self.consumer = Consumer()
+        self.consumer: Consumer | PatchedRows = Consumer()
+        self.has_images = True
         self._waiting: list[Sent] = []
         self.seen: dict[tuple[int, int, int], int] = {}
         """By origin, lsn and space: events."""
@@ -83,6 +85,11 @@ class Judge:
         self.may_forget = False
         """Whether a daemon without the former one's store may abort what that one committed, and nobody has read (see
         cdc.kafka.hanging)."""
+
+    def keep_no_images(self) -> None:
+        """The daemon keeps no rows, from the beginning on."""
+        self.has_images = False
+        self._contents, self.consumer = ImagelessContents(), PatchedRows()
 
     # The members' side.
 

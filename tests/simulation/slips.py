@@ -13,6 +13,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from cdc.daemon import admission
+from cdc.events.envelope import SpaceCount
 from cdc.images.overlay import Images
 from cdc.kafka import readability
 from cdc.kafka.first_writes import FirstWrites
@@ -25,6 +26,7 @@ from cdc.store.writer import StateWriter
 from cdc.stream.catch_up import CatchUp
 from cdc.stream.fragments import EventFragments
 from cdc.stream.ledger import Ledger
+from cdc.stream.snapshots import snapshot
 from cdc.stream.transactions import limbo
 from cdc.stream.transactions.transaction_buffer import TransactionQueue
 from tests.simulation.world import World, run_seed
@@ -42,6 +44,7 @@ class Slip:
     """Faults without which it has no effect: they are drawn more often."""
     is_exact: bool | None = None
     """Whether it concerns exactly_once delivery, or the other one, alone."""
+    is_imageless: bool = False
 
 
 def _early_ack() -> Any:
@@ -224,6 +227,11 @@ def _unawaited_former() -> Any:
     return patch.object(admission.Former, "await_end", lambda *_: None)
 
 
+def _unswept_rows() -> Any:
+    """A snapshot that is compared with nothing doesn't tell which rows are gone."""
+    return patch.object(snapshot, "SpaceCount", lambda name, space_id, rows, _: SpaceCount(name, space_id, rows, 0))
+
+
 SLIPS: Final = (
     Slip("an ACK too early", _early_ack, 5),
     Slip("a settle before the store", _early_settle, 5),
@@ -237,6 +245,7 @@ SLIPS: Final = (
     Slip("a spool not truncated", _uncut_spool, 80, is_python=True),
     Slip("a tombstone before its delete", _early_tombstone, 5),
     Slip("a standby that starts too soon", _hasty_standby, 60, kinds=("second daemon",)),
+    Slip("rows that aren't swept", _unswept_rows, 30, kinds=("logs dropped",), is_exact=True, is_imageless=True),
     Slip("first messages that aren't alone", _crowded_first, 5),
     Slip("a former daemon that isn't awaited", _unawaited_former, 20, kinds=("take-over", "messages slow"), is_exact=False),
 )
@@ -249,6 +258,8 @@ def seeds_until_found(slip: Slip) -> tuple[int, str] | None:
         world.is_python = world.is_python or slip.is_python
         if slip.is_exact is not None:
             world.deliver(is_exact=slip.is_exact)
+        if slip.is_imageless:
+            world.keep_no_images()
 
     for seed in range(1, slip.seed_count + 1):
         with slip.put_in():

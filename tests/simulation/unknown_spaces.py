@@ -11,6 +11,7 @@ from cdc.positions.position import Position
 from cdc.protocol.constants import Key, Type
 from tests.fakes.consumer import Consumer
 from tests.fakes.master import INDEX, LogRow
+from tests.simulation.patches import PatchedRows
 from tests.simulation.repeats import LastSeqs
 
 
@@ -51,7 +52,7 @@ class UnknownSpaces:
                     self._kept.append((space_id, self._until_seq))
         self._left = None
 
-    def sweep(self, consumer: Consumer | LastSeqs) -> None:
+    def sweep(self, consumer: Consumer | LastSeqs | PatchedRows) -> None:
         """Have a consumer do what an operator has to do."""
         for space_id, until_seq in self._kept:
             consumer.sweep(space_id, until_seq)

@@ -1,0 +1,76 @@
+"""Without images: what events the rows of a log have, and a consumer that applies their patches (docs/events.md)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from cdc.protocol.constants import Key, Type
+from tests.fakes.fates import Contents, Expected
+from tests.fakes.master import LogRow
+from tests.fakes.shop import Sent
+
+
+class ImagelessContents(Contents):
+    """What a consumer must hold, and the events that lead there if the daemon keeps no rows."""
+
+    def _events(self, row: LogRow) -> list[Expected]:
+        known, space_id = set(self.rows), row.body.get(Key.SPACE_ID)
+        found = super()._events(row)
+        if space_id not in known or space_id not in self.rows:
+            return found
+        match row.kind:
+            case Type.NOP:
+                return []
+            case Type.DELETE:  # of a key that isn't there, too
+                return [Expected(row.lsn, space_id, "d", None)]
+            case Type.UPDATE | Type.UPSERT:
+                return [Expected(row.lsn, space_id, "u", None)]
+        return [replace(one, op="c" if row.kind == Type.INSERT else "u") for one in found]
+
+
+class PatchedRows:
+    """Rows by space and key, with the seq of the last event of each. Each event comes once."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, dict[str, tuple[int, dict[str, Any]]]] = {}
+
+    def take(self, messages: Iterable[Sent]) -> None:
+        """Apply messages in their order. Raises AssertionError if a patch has no row."""
+        for sent in messages:
+            if sent.op is not None:
+                self._apply(sent)
+            elif isinstance(sent.value, dict) and sent.value.get("status") == "COMPLETED":
+                for space in sent.value["spaces"]:
+                    self.sweep(space["space_id"], space["sweep_seq"])
+
+    def contents(self, space_id: int) -> list[dict[str, Any]]:
+        """A space's rows."""
+        return [row for _, row in self._rows.get(space_id, {}).values()]
+
+    def sweep(self, space_id: int, seq: int) -> None:
+        """Drop the rows of a space that no event after this one has touched."""
+        rows = self._rows.get(space_id, {})
+        for key in [key for key, (of_row, _) in rows.items() if of_row <= seq]:
+            del rows[key]
+
+    def _apply(self, sent: Sent) -> None:
+        rows, key, seq = self._rows.setdefault(sent.source["space_id"], {}), json.dumps(sent.key), sent.source["seq"]
+        assert sent.op is None or sent.value["before"] is None, f"seq {seq} has the row before, and nobody keeps rows"
+        if sent.op == "t":
+            rows.clear()
+        elif sent.op == "d":
+            rows.pop(key, None)
+        elif sent.value["after"] is not None:
+            rows[key] = seq, sent.value["after"]
+        elif key not in rows:
+            assert "upsert" in sent.value, f"seq {seq} is a patch of {key}, which isn't there"
+            rows[key] = seq, sent.value["upsert"]
+        else:
+            row = dict(rows[key][1])
+            for step in sent.value["patch"]:
+                place = step["field"]
+                row[place] = step["value"] if step["op"] == "=" else row[place] + step["value"]
+            rows[key] = seq, row
