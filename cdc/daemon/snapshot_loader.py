@@ -41,17 +41,16 @@ class SnapshotIntake:
         self._status = status
         self._log = log
         self._publish = publish
-        self._is_durable = False
         self._after = runner.prepare_snapshot()
         previous = checkpoint.position.snapshot if checkpoint.position else None
         self._progress = status.snapshot = SnapshotProgress(previous.row_count if previous else 0, has_bar=has_bar)
-        status.state = "snapshot"
+        status.state, status.error = "snapshot", None
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._progress.finish(is_complete=self._is_durable)
+        self._progress.finish(is_complete=False)  # complete only once it is durable
 
     def begin(self, vclock: VClock) -> None:
         """Begin a snapshot as of `vclock`. Raises the errors of PipelineRunner.submit and of the pipeline."""
@@ -76,7 +75,7 @@ class SnapshotIntake:
         """Wait until the snapshot is durable. Return False if a stop was requested meanwhile."""
         if not self._runner.wait_until_settled():
             return False
-        self._is_durable = True
+        self._progress.finish(is_complete=True)
         position, progress = self._runner.pipeline.ledger.settled, self._progress
         self._log.info(
             "the snapshot is complete",
