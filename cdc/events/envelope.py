@@ -436,7 +436,7 @@ def _table(form: SpaceForm) -> dict[str, Any]:
                 "typeExpression": item.type,
                 "charsetName": None,
                 "length": None,
-                "scale": None,
+                "scale": item.scale,
                 "position": place,
                 "optional": item.is_nullable,
                 "autoIncremented": False,
