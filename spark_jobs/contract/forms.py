@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from spark_jobs.contract import json_text
-from spark_jobs.contract.field_types import EXACT, EXACT_SUFFIX, kinds_of, spark_type
+from spark_jobs.contract.field_types import SUFFIXES, comment_on, kinds_of, spark_type
 from spark_jobs.errors import JobError
 
 META_COLUMNS: Final = ("_key", "_row", "_seq", "_ts")
@@ -34,10 +34,11 @@ Version = tuple[int, int]
 
 @dataclass(frozen=True)
 class Field:
-    """One field of a format."""
+    """One field of a format. `scale` is the number of digits behind the point that a sized decimal has, if the format says it."""
 
     name: str
     type: str
+    scale: int | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,14 @@ class Form:
         """Return the Spark types of the columns by their names, in the order of the fields."""
         return {name: spark_type(kind) for name, (_, kind) in self.columns_of_fields().items()}
 
+    def comments(self) -> dict[str, str]:
+        """Return what tables say of each column, by its name: the field and its Tarantool type."""
+        fields = {field.name: field for field in self.fields}
+        return {
+            name: comment_on(field, fields[field].type, fields[field].scale, kind)
+            for name, (field, kind) in self.columns_of_fields().items()
+        }
+
     def columns_of_fields(self) -> dict[str, tuple[str, str]]:
         """Return, by the name of each column, its field and its kind (field_types.py), in the order of the fields.
 
@@ -103,8 +112,8 @@ class Form:
         found: dict[str, tuple[str, str]] = {}
         taken = {same_name(name) for name in (*META_COLUMNS, *_RESERVED)}
         for place, field in enumerate(self.fields, 1):
-            for kind in kinds_of(field.type):
-                name = f"{column_name(field.name)}{EXACT_SUFFIX if kind == EXACT else ''}"
+            for kind in kinds_of(field.type, field.scale):
+                name = f"{column_name(field.name)}{SUFFIXES.get(kind, '')}"
                 while same_name(name) in taken:
                     name = f"{name}__{place}"
                 taken.add(same_name(name))
@@ -118,7 +127,10 @@ class Form:
 
     def to_json(self) -> str:
         """Return the form as JSON, for a table's properties."""
-        return json.dumps(asdict(self))
+        members = asdict(self)
+        # Left out where it is unknown, so that the text stays that of tables that exist.
+        members["fields"] = [{name: value for name, value in field.items() if value is not None} for field in members["fields"]]
+        return json.dumps(members)
 
     @classmethod
     def from_json(cls, text: str) -> Form:
@@ -271,7 +283,7 @@ def _forms(record: str, topic: str) -> Iterable[tuple[int, Form | None]]:
                     key=tuple(table["primaryKeyColumnNames"]),
                     as_written=tuple(table.get("primaryKeyColumnsAsWritten", ())),
                     collated=tuple(table.get("primaryKeyColumnsCollated", ())),
-                    fields=tuple(Field(column["name"], column["typeName"]) for column in table["columns"]),
+                    fields=tuple(Field(one["name"], one["typeName"], one.get("scale")) for one in table["columns"]),
                     is_from_snapshot=source.get("snapshot") == "true",
                 ),
             )

@@ -18,7 +18,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.contract.field_types import EXACT, EXACT_SUFFIX, kinds_of, spark_type, value_of
+from spark_jobs.contract.field_types import SUFFIXES, kinds_of, spark_type, value_of
 from spark_jobs.contract.forms import Form, Version, column_name, same_name
 from spark_jobs.contract.row_texts import fields_of
 
@@ -86,15 +86,15 @@ class FieldColumns:
 
 
 def _typed_fields(form: Form) -> list[tuple[str, str]]:
-    return [(field.name, kind) for field in form.fields for kind in kinds_of(field.type)]
+    return [(field.name, kind) for field in form.fields for kind in kinds_of(field.type, field.scale)]
 
 
 def _free_name(field: str, kind: str, columns: Iterable[FieldColumn]) -> str:
     """Return a free column name for a field. Spark ignores case in names, so names that differ only in case aren't free."""
     taken = {same_name(column.name) for column in columns}
     name = column_name(field)
-    if kind == EXACT:
-        name += EXACT_SUFFIX
+    if kind in SUFFIXES:
+        name += SUFFIXES[kind]
     elif any(column.field == field for column in columns):
         name = f"{name}__{kind.partition('(')[0]}"
     free, number = name, 2

@@ -184,6 +184,7 @@ def values_of_every_type(job: Job, space: Space) -> Story:
             "string",
             "binary",
             "timestamp",
+            "int",
         ]
         + ["string"] * 3
     )
@@ -192,10 +193,10 @@ def values_of_every_type(job: Job, space: Space) -> Story:
     assert first[:5] == (2**64 - 1, -(2**63), 1e300, 9007199254740993, None)
     assert first[5:8] == (None, "-12345678901234567890.123456789", True)
     assert first[8:11] == ("64d22e4d-ac92-4a23-899a-e59f34af5479", bytearray.fromhex("deadbeef"), "2024-02-29 20:59:58.123456")
-    assert (json.loads(first[11]), json.loads(first[12]), first[13]) == ([1, "𝄞", 1.5], {"a": 0.0}, "text")
+    assert (first[11], json.loads(first[12]), json.loads(first[13]), first[14]) == (180, [1, "𝄞", 1.5], {"a": 0.0}, "text")
     assert second[:2] == (1, 2**64 - 1)
     assert str(second[2]) == "nan"
-    assert second[3:] == (0, None, None, None, False, None, None, None, None, None, None)
+    assert second[3:] == (0, None, None, None, False, None, None, None, None, None, None, None)
 
 
 def a_truncation_alone(job: Job, space: Space) -> Story:

@@ -25,13 +25,17 @@ from spark_jobs.history.intervals import META_COLUMNS, shown
 from spark_jobs.history.job import HistorySink
 from spark_jobs.lake.field_columns import FieldColumns
 from spark_jobs.tables import delta as tables
-from tests.spark.formats import FORMATS
+from spark_jobs.tables.formats import FORMATS
+from spark_jobs.tables.places import qualified
 from tests.spark.messages import FakeTopics, Message, put, schema
 from tests.spark.sinks import current_sink
 
 pytestmark = pytest.mark.spark
 
-FIELDS: Final = (Field("id", "unsigned"), Field("balance", "decimal"), Field("rate", "number"))
+FIELDS: Final = (
+    *(Field("id", "unsigned"), Field("balance", "decimal"), Field("rate", "number")),
+    Field("created", "datetime"),
+)
 FORM: Final = Form("accounts", 512, 1, 0, ("id",), FIELDS)
 DOCUMENTED: Final = re.findall(r"^```sql\n(.*?)^```", (Path(__file__).parents[3] / "docs" / "spark.md").read_text(), re.M | re.S)
 
@@ -93,7 +97,7 @@ def documented(spark: SparkSession, tmp_path: Path, request: pytest.FixtureReque
     spark.sql(f"USE {catalog}")
     spark.sql("CREATE SCHEMA cdc")
     rows = [
-        {"id": 1, "balance": "250.10", "rate": 9},
+        {"id": 1, "balance": "250.10", "rate": 9, "created": "2024-02-29T23:59:58+03:00"},
         {"id": 2, "balance": "1000.20", "rate": 10},
         {"id": 3, "balance": "99.99", "rate": 0.1},
         {"id": 4, "balance": "0." + "1" * 30, "rate": 1e300},
@@ -137,8 +141,77 @@ def test_the_sql_of_the_documentation_runs_and_counts_right(documented: SparkSes
     assert sums == [(Decimal("1000.20"), total, total * Decimal("1.2"))]
     assert [(4, total)] in found.values()
     assert [(4, "0." + "1" * 30)] in found.values()
+    (times,) = (rows for one, rows in found.items() if "local_time" in one)
+    assert [str(time) for number, _, time in times if number == 1] == ["2024-02-29 23:59:58"]
     rates = documented.sql("select id, rate, rate__exact from cdc.shop_accounts_fresh order by rate desc nulls last").collect()
     assert [tuple(row) for row in rates] == [(2, 10, None), (1, 9, None), (3, Decimal("0.1"), None), (4, None, "1.0E300")]
+
+
+UNSIGNED: Final = "18446744073709551615"
+DIGITS: Final = "12345678901234567890123456789012345678"
+Column = tuple[str, str, str | None]
+"""The suffix of a column, its type, and its value as text."""
+
+
+def case(kind: str, scale: int | None, value: str, *columns: Column) -> tuple[str, int | None, str, tuple[Column, ...]]:
+    """A field's type and scale, the JSON of a value, and the columns."""
+    return kind, scale, value, columns
+
+
+COLUMNS: Final = (
+    case("boolean", None, "true", ("", "boolean", "true")),
+    *(case(kind, None, UNSIGNED, ("", "decimal(20,0)", UNSIGNED)) for kind in ("unsigned", "integer", "uint64")),
+    *(case(kind, None, "-7", ("", "bigint", "-7")) for kind in ("int8", "int16", "int32", "int64")),
+    *(case(kind, None, "7", ("", "bigint", "7")) for kind in ("uint8", "uint16", "uint32")),
+    *(case(kind, None, "0.1", ("", "double", "0.1")) for kind in ("double", "float32", "float64")),
+    case("double", None, '"-Infinity"', ("", "double", "-Infinity")),
+    case("number", None, '"1.50"', ("", "decimal(37,18)", "1.500000000000000000"), ("__exact", "string", None)),
+    case("number", None, '"NaN"', ("", "decimal(37,18)", None), ("__exact", "string", "NaN")),
+    case("decimal", None, f'"{DIGITS}"', ("", "decimal(37,18)", None), ("__exact", "string", DIGITS)),
+    case("decimal32", None, '"1.5"', ("", "decimal(37,18)", "1.500000000000000000"), ("__exact", "string", None)),
+    case("decimal32", 2, '"-1234567.80"', ("", "decimal(9,2)", "-1234567.80")),
+    case("decimal32", -2, '"99999999900"', ("", "decimal(11,0)", "99999999900")),
+    case("decimal32", 11, '"0.00999999999"', ("", "decimal(11,11)", "0.00999999999")),
+    case("decimal64", 18, '"0.123456789012345678"', ("", "decimal(18,18)", "0.123456789012345678")),
+    case("decimal128", 0, f'"{DIGITS}"', ("", "decimal(38,0)", DIGITS)),
+    case("decimal256", 2, f'"{DIGITS}9.25"', ("", "decimal(37,18)", None), ("__exact", "string", f"{DIGITS}9.25")),
+    case("string", None, '"12"', ("", "string", "12")),
+    case("uuid", None, '"6d6e3e2c-0000-4000-8000-000000000001"', ("", "string", "6d6e3e2c-0000-4000-8000-000000000001")),
+    case("varbinary", None, '"AP8="', ("", "binary", "00FF")),
+    case(
+        *("datetime", None, '"2024-02-29T23:59:58.123456789+03:00"'),
+        *(("", "timestamp", "2024-02-29 20:59:58.123456"), ("__offset", "int", "180")),
+    ),
+    case("datetime", None, '"1969-12-31T23:59:58-09:30"', ("", "timestamp", "1970-01-01 09:29:58"), ("__offset", "int", "-570")),
+    case("datetime", None, '"2024-02-29T23:59:58Z"', ("", "timestamp", "2024-02-29 23:59:58"), ("__offset", "int", "0")),
+    case("datetime", None, '"+012024-02-29T23:59:58Z"', ("", "timestamp", "+12024-02-29 23:59:58"), ("__offset", "int", "0")),
+    case("datetime", None, "null", ("", "timestamp", None), ("__offset", "int", None)),
+    case("interval", None, '"P1Y-2M3DT4.5S"', ("", "string", "P1Y-2M3DT4.5S")),
+    case("array", None, '[1,"a"]', ("", "string", '[1,"a"]')),
+    case("map", None, '{"a":1}', ("", "string", '{"a":1}')),
+    case("any", None, "12", ("", "string", "12")),
+    case("scalar", None, '"x"', ("", "string", "x")),
+)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_each_type_has_its_columns_in_each_format(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    fields = tuple(Field(f"f{place}", kind, scale) for place, (kind, scale, _, _) in enumerate(COLUMNS))
+    form = Form("things", 512, 1, 0, ("f0",), fields)
+    row = "{" + ",".join(f'"f{place}":{value}' for place, (_, _, value, _) in enumerate(COLUMNS)) + "}"
+    rows = spark.createDataFrame([("1", row, 1, None)], "_key string, _row string, _seq bigint, _ts timestamp")
+    table = qualified(spark, str(tmp_path / "things"))
+    FORMATS[name].overwrite(typed(rows, Form.from_json(form.to_json())), table)
+    read = FORMATS[name].read(spark, table)
+    types = dict(read.dtypes)
+    shown = read.select(*(F.hex(one) if kind == "binary" else F.col(one).cast("string") for one, kind in read.dtypes)).collect()
+    values = dict(zip(types, shown[0], strict=True))
+    found = [
+        case(kind, scale, value, *((end, types[f"f{place}{end}"], values[f"f{place}{end}"]) for end, _, _ in columns))
+        for place, (kind, scale, value, columns) in enumerate(COLUMNS)
+    ]
+    assert found == list(COLUMNS)
+    assert len(types) == 4 + sum(len(columns) for _, _, _, columns in COLUMNS)
 
 
 def test_tables_of_an_earlier_version_get_the_columns(

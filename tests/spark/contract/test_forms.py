@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from cdc.stream.batches.batch import Broadcast
 from spark_jobs.contract.forms import Form, Forms
 from spark_jobs.errors import JobError
+from tests.fakes.master import Master
+from tests.fakes.replica import Replica
 from tests.spark.messages import COLUMNS, golden, schema
 
 pytestmark = pytest.mark.spark
@@ -31,6 +34,20 @@ def test_golden_records_give_the_forms_of_a_space() -> None:
 def test_forms_survive_a_tables_properties() -> None:
     form = forms(golden("schema-alter")[0].value).of(512, 2)
     assert Form.from_json(form.to_json()) == form
+
+
+def test_a_sized_decimal_has_the_scale_that_the_format_says() -> None:
+    tuple_format = [{"name": "id", "type": "unsigned"}, {"name": "price", "type": "decimal32", "scale": 2}]
+    master = Master("3.3")
+    master.create_space("goods", tuple_format)
+    replica = Replica(master)
+    replica.connect()
+    replica.commit()
+    (record,) = (one for one in replica.news() if not isinstance(one, Broadcast) and one[0] == "shop.schema")
+    (form,) = forms((record[2] or b"").decode()).histories()[0]
+    assert form.columns() == {"id": "decimal(20,0)", "price": "decimal(9,2)"}
+    assert Form.from_json(form.to_json()) == form
+    assert form.comments() == {"id": "id (unsigned)", "price": "price (decimal32, scale 2)"}
 
 
 def test_an_unknown_form_is_an_error_that_names_it() -> None:
