@@ -23,6 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract.forms import META_COLUMNS, Form
 from spark_jobs.contract.row_texts import typed
+from spark_jobs.contract.sql_text import quoted
 from spark_jobs.errors import JobError
 from spark_jobs.lake.current_rows import META_SCHEMA, Base
 from spark_jobs.lake.seqs import check_merged
@@ -38,6 +39,13 @@ _SETTLED: Final = "tarantool_cdc.settled."
 _LAYOUT: Final = "tarantool_cdc.layout"
 """Property with the version of the table's layout."""
 _KNOWN_LAYOUT: Final = "1"
+
+_COMMENTS: Final = {
+    "_key": "the key, as JSON",
+    "_row": "the row, as JSON, exactly as published",
+    "_seq": "seq of the change by which the row is as it is",
+    "_ts": "the master's time of that change",
+}
 
 _PROPERTIES: Final = {_LAYOUT: _KNOWN_LAYOUT}
 
@@ -138,8 +146,9 @@ class BaseTable:
         """Create an empty table with this form's columns, unless the table exists."""
         if self._state is None:
             assert self._prefix is not None
-            schema = typed(self._session.createDataFrame([], META_SCHEMA), form).schema
+            schema = _commented(typed(self._session.createDataFrame([], META_SCHEMA), form), form).schema
             properties = {_PREFIX: self._prefix, _FORM: form.to_json(), **_PROPERTIES}
+            properties["comment"] = f"The rows of the space {form.space}, from the topics of {self._prefix}"
             # Rows are in the order of their keys' hashes, so each file has nearly all values of a column. What is summed up for
             # readers would take CPU for each row, and they could skip nothing by it.
             self._format.create(self._session, self.path, schema, properties, skips_by=("_seq",))
@@ -219,5 +228,13 @@ class BaseTable:
     def _overwrite(self, rows: DataFrame, form: Form, application: str, number: int) -> None:
         # The rows come from a fixed version of the table, so it doesn't matter if `maintain` compacts the table meanwhile. If the
         # process stops before the property is there, too, the columns are made again from `_row`.
-        self._format.overwrite(rows, self.path, once=Once(application, number), properties={_FORM: form.to_json()})
+        text = form.to_json()
+        self._format.overwrite(_commented(rows, form), self.path, once=Once(application, number), properties={_FORM: text})
         self.refresh()
+
+
+def _commented(rows: DataFrame, form: Form) -> DataFrame:
+    """Return the rows with the comments of the form's columns, which a table takes over with the columns."""
+    comments = {**form.comments(), **_COMMENTS}
+    columns = (F.col(quoted(name)).alias(name, metadata={"comment": comments[name]}) for name in rows.columns)
+    return rows.select(*columns)

@@ -23,7 +23,7 @@ from delta.exceptions.captured import (
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from spark_jobs.contract.sql_text import literal, quoted
 from spark_jobs.errors import JobError
@@ -167,10 +167,11 @@ def create(
             writer = session.createDataFrame([], schema).write.format("delta").partitionBy(*partition_by)
             writer.options(**settings).mode("append").save(table)
         return
-    columns = ", ".join(f"{quoted(field.name)} {type_in_sql(field.dataType)}" for field in schema.fields)
+    about = f" COMMENT {literal(settings.pop('comment'))}" if "comment" in settings else ""
+    columns = ", ".join(map(_column, schema.fields))
     partitions = f" PARTITIONED BY ({', '.join(map(quoted, partition_by))})" if partition_by else ""
     texts = f" TBLPROPERTIES ({_settings(settings)})" if settings else ""
-    session.sql(f"CREATE TABLE IF NOT EXISTS {identifier(table)} ({columns}) USING delta{partitions}{texts}")
+    session.sql(f"CREATE TABLE IF NOT EXISTS {identifier(table)} ({columns}) USING delta{partitions}{about}{texts}")
 
 
 def describe(session: SparkSession, table: Table) -> tuple[dict[str, str], bool]:
@@ -304,3 +305,8 @@ def _save(writer: DataFrameWriter, table: Table) -> None:
 
 def _settings(properties: Mapping[str, str]) -> str:
     return ", ".join(f"{literal(name)} = {literal(value)}" for name, value in properties.items())
+
+
+def _column(field: StructField) -> str:
+    comment = field.metadata.get("comment")
+    return f"{quoted(field.name)} {type_in_sql(field.dataType)}{f' COMMENT {literal(comment)}' if comment else ''}"

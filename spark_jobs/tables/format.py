@@ -93,7 +93,7 @@ class TableFormat(Protocol):
         skips_by: Sequence[str] = (),
         has_others_inside: bool = False,
     ) -> None:
-        """Create an empty table, unless there is one.
+        """Create an empty table, unless there is one. The property `comment` is what the table says of itself.
 
         With `skips_by` only the values of these columns are summed up for each file, by which readers skip files. With
         `has_others_inside` other tables may be in the table's folder already.

@@ -38,7 +38,7 @@ from spark_jobs.contract.sql_text import quoted
 from spark_jobs.tables.format import NameTakenError, Once, OvertakenError
 from spark_jobs.tables.iceberg_log import NUMBERS, OWN, TAG, TableState, numbers_of
 from spark_jobs.tables.iceberg_stream import begin
-from spark_jobs.tables.iceberg_tables import columns_of, find, identifier, java_schema, load, made, staged
+from spark_jobs.tables.iceberg_tables import columns_of, comments_of, find, identifier, java_schema, load, made, staged
 from spark_jobs.tables.places import CatalogTable, Table, own_session
 
 NAME: Final = "iceberg"
@@ -408,7 +408,8 @@ def _add_columns(transaction: Any, frame: DataFrame) -> None:
 
 def _replace_columns(transaction: Any, frame: DataFrame) -> None:
     """Give the table the columns of a frame, in its order."""
-    wanted = columns_of(java_schema(frame.sparkSession, frame.schema))
+    schema = java_schema(frame.sparkSession, frame.schema)
+    wanted, comments = columns_of(schema), comments_of(schema)
     known = columns_of(transaction.table().schema())
     if list(known.items()) == list(wanted.items()):
         return
@@ -418,7 +419,7 @@ def _replace_columns(transaction: Any, frame: DataFrame) -> None:
             update.deleteColumn(name)
     for name, kind in wanted.items():
         if known.get(name) != kind:
-            update.addColumn(None, name, kind)
+            update.addColumn(None, name, kind, comments[name])
     names = list(wanted)
     update.moveFirst(names[0])
     for before, name in pairwise(names):

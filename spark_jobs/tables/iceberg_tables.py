@@ -125,6 +125,11 @@ def columns_of(schema: Any) -> dict[str, Any]:
     return {str(field.name()): field.type() for field in schema.columns()}
 
 
+def comments_of(schema: Any) -> dict[str, str]:
+    """Return the comments of a schema's columns by their names; without comment an empty text."""
+    return {str(field.name()): str(field.doc() or "") for field in schema.columns()}
+
+
 def _parts(session: SparkSession, table: Table) -> tuple[str, ...]:
     """Return the names of the catalog, of the schemas in it, and of the table."""
     if isinstance(table, CatalogTable):

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs import run
+from spark_jobs.tables import delta, iceberg_tables
 from spark_jobs.tables.format import Once, OvertakenError, TableFormat
 from spark_jobs.tables.places import Table, qualified
 from tests.spark.formats import FORMATS, forget_at_once
@@ -19,6 +20,7 @@ from tests.spark.formats import FORMATS, forget_at_once
 pytestmark = pytest.mark.spark
 
 COLUMNS = "_key string, _seq bigint, part string"
+IDENTIFIERS = {"delta": lambda _, table: delta.identifier(table), "iceberg": iceberg_tables.identifier}
 
 
 @pytest.fixture(params=FORMATS)
@@ -233,3 +235,22 @@ def test_a_stream_begins_with_all_rows_and_goes_on_where_it_stopped(
     append(5)
     assert [seq for batch in read() for seq in batch] == [4, 5]
     assert read() == []
+
+
+def test_tables_and_columns_have_comments(known: TableFormat, spark: SparkSession, table: str) -> None:
+    """Those that a table is made with, and those that columns come with later."""
+
+    def commented(frame: DataFrame, **comments: str) -> DataFrame:
+        return frame.select(*(F.col(name).alias(name, metadata={"comment": comments.get(name, "")}) for name in frame.columns))
+
+    def comments() -> dict[str, str | None]:
+        return {field.name: field.metadata.get("comment") for field in known.read(spark, table).schema.fields}
+
+    schema = commented(rows(spark), _key="the user's key").schema
+    known.create(spark, table, schema, {"comment": "it's a table"})
+    assert comments()["_key"] == "the user's key"
+    found = spark.sql(f"DESCRIBE EXTENDED {IDENTIFIERS[known.NAME](spark, table)}").where("col_name = 'Comment'").collect()
+    assert [row["data_type"] for row in found] == ["it's a table"]
+    more = rows(spark, ("1", 1, "a")).withColumn("more", F.lit(1))
+    known.overwrite(commented(more, _key="the user's key", more="counted"), table)
+    assert (comments()["_key"], comments()["more"]) == ("the user's key", "counted")
