@@ -116,20 +116,28 @@ def locate(session: SparkSession, options: argparse.Namespace) -> None:
             options.location = Location(path=options.path)
 
 
-def feed(sink: Sink, records: DataFrame, batch: int, query: str, control: Sequence[str]) -> None:
+def feed(
+    sink: Sink,
+    records: DataFrame,
+    batch: int,
+    query: str,
+    control: Sequence[str],
+    as_json: Callable[[DataFrame], DataFrame] = lambda records: records,
+) -> None:
     """Write a batch to a sink.
 
     The sink first gets the batch unchanged: a search for records that aren't change events would cost time in every batch. If the
-    batch fails at such a record, these records become dead letters, and the sink gets the batch again without them.
+    batch fails at such a record, these records become dead letters, and the sink gets the batch again without them. `as_json`
+    converts records in Avro.
     """
     try:
-        sink.write(records, batch, query)
+        sink.write(records if sink.reads_avro else as_json(records), batch, query)
     except (PySparkException, Py4JError) as error:
         if isinstance(sink.dead_letters, FailAtOnce) or NO_CHANGE_EVENT not in str(error):
             raise
         # Persisted, for two reasons: the records are read only once; and Spark would otherwise combine the sink's query with the
         # expressions of `with_fault_column` into one query, and plan that for half a minute, however few records there are.
-        checked_records = with_fault_column(records, control).persist(StorageLevel.MEMORY_AND_DISK)
+        checked_records = with_fault_column(as_json(records), control).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             if not sink.dead_letters.take(checked_records.where("sentence is not null")):
                 raise
@@ -173,7 +181,8 @@ def _start(
         own.begin(job.name, ends_without_topics=options.available_now)
     claim(session, options.checkpoint, owner)  # not before: with a mistyped prefix it would be of no more use
     feeder = _feeder(session, job, topics, own, sink, gate, getattr(options, "names", None))
-    writer = observed(job.stream(session, topics, options)).writeStream.foreachBatch(feeder)
+    stream = observed(job.stream(session, topics, options), knows_seq=sink.reads_avro and topics.schemas is not None)
+    writer = stream.writeStream.foreachBatch(feeder)
     writer = writer.queryName(f"tarantool-cdc {job.name}").option("checkpointLocation", options.checkpoint)
     return (writer.trigger(**trigger) if trigger else writer).start()
 
@@ -188,7 +197,7 @@ def _feeder(
         with gate.batch(session):
             if own is not None:
                 own.before_batch(batch, job.name)
-            feed(sink, topics.own(records), batch, query, control)
+            feed(sink, topics.own(records), batch, query, control, topics.as_json)
             if names is not None:
                 names.give(sink.tables())
 
@@ -237,7 +246,15 @@ def _batches(session: SparkSession, job: Job, topics: Topics, options: argparse.
         def follow(trigger: Mapping[str, Any], *, is_one_batch: bool = False) -> bool:
             gate = Gate()
             query = _start(session, job, topics, options, sink, gate, trigger)
-            watch = Watch(session, query, gate, *listeners, stop_timeout_seconds=options.stop_timeout, check=sink.check)
+            watch = Watch(
+                session,
+                query,
+                gate,
+                *listeners,
+                stop_timeout_seconds=options.stop_timeout,
+                check=sink.check,
+                newest_seq=sink.newest_seq,
+            )
             return watch.wait(is_one_batch=is_one_batch)
 
         # A batch that an earlier run has begun first runs alone: Spark 4.1.1 ends the query after it (`Watch.wait`). Besides,

@@ -1,4 +1,4 @@
-"""Kafka records with keys and values in Avro → the same records with JSON, which is all that the jobs know.
+"""Kafka records with keys and values in Avro → the same records with JSON, in Python: for all that avro_envelope.py doesn't read.
 
 A record that already is JSON stays as it is: a topic may have both, from before and after a change of the daemon's format. Bytes
 that can't be read become a text that says so, and the jobs treat it like everything that is no change event. An event whose
@@ -10,12 +10,13 @@ The functions run in Spark's workers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from spark_jobs.contract.avro_schemas import head_of
 from spark_jobs.contract.avro_text import HEADER_BYTES, MAGIC, Convert, UnreadableAvroError, converter, schema_id
 from spark_jobs.contract.python_function import python_function
 from spark_jobs.contract.registry import Registry, UnknownSchemaError
@@ -54,6 +55,17 @@ def with_schemas(records: DataFrame) -> DataFrame:
     sentence = f"substring(cast(value as string), {len(_NO_SCHEMA) + 1})"
     is_unknown = f"startswith(value, X'{_NO_SCHEMA.encode().hex()}')"
     return records.withColumn("value", F.expr(f"if({is_unknown}, raise_error({sentence}), value)"))
+
+
+def with_left_to_python(records: DataFrame, registry: Registry, left: Mapping[str, Sequence[int]]) -> DataFrame:
+    """Return the records, with the JSON of those with the schemas `left`, by the name of the column. Others stay as they are."""
+    changed = {}
+    for name, numbers in left.items():
+        if numbers:
+            is_left = F.expr(f"substring({name}, 1, {HEADER_BYTES}) in ({', '.join(map(head_of, numbers))})")
+            read = python_function(as_json(registry), "binary").asNondeterministic()
+            changed[name] = F.when(is_left, read(F.when(is_left, F.col(name)))).otherwise(F.col(name))
+    return records.withColumns(changed) if changed else records
 
 
 def _converter(registry: Registry, number: int) -> Convert:

@@ -36,11 +36,11 @@ _ABSENT_IF_NULL: Final = ("patch", "upsert")
 """Members that the JSON lacks where they are null."""
 _SOURCE_ABSENT_IF_NULL: Final = ("server_version", "snapshot_id")
 """Members of `source` likewise."""
-_NAME: Final = "tarantool.name"
-_TYPE: Final = "tarantool.type"
-_ENVELOPE: Final = ".Envelope"
-_JSON: Final = "io.debezium.data.Json"
-_SCALED: Final = "io.debezium.data.VariableScaleDecimal"
+NAME: Final = "tarantool.name"
+TYPE: Final = "tarantool.type"
+ENVELOPE: Final = ".Envelope"
+JSON: Final = "io.debezium.data.Json"
+SCALED: Final = "io.debezium.data.VariableScaleDecimal"
 
 
 class UnreadableAvroError(Exception):
@@ -64,7 +64,7 @@ def converter(schema_text: str) -> Convert:
             " Spark's workers run: pip install 'tarantool-cdc[avro]'."
         ) from error
     schema = json.loads(schema_text)
-    is_envelope = schema.get("connect.name", "").endswith(_ENVELOPE)
+    is_envelope = schema.get("connect.name", "").endswith(ENVELOPE)
     write = _envelope(schema) if is_envelope else _record(schema, {})
     parsed = fastavro.parse_schema(schema)
     read = fastavro.schemaless_reader
@@ -115,7 +115,7 @@ def _envelope(schema: Mapping[str, Any]) -> Write:
 
 def _record(schema: Mapping[str, Any], named: dict[str, Write], absent_if_null: Sequence[str] = ()) -> Write:
     columns = [
-        (field["name"], f"{json_text.render(field.get(_NAME, field['name']))}:", _optional(field["type"], named))
+        (field["name"], f"{json_text.render(field.get(NAME, field['name']))}:", _optional(field["type"], named))
         for field in schema["fields"]
     ]
 
@@ -142,15 +142,15 @@ def _optional(schema: Any, named: dict[str, Write]) -> Write:
 def _writer(schema: Any, named: dict[str, Write]) -> Write:
     if isinstance(schema, str):
         return named[schema] if schema in named else _BY_TYPE[schema]
-    if schema.get("connect.name") == _SCALED:
-        named[_SCALED] = _scaled
+    if schema.get("connect.name") == SCALED:
+        named[SCALED] = _scaled
         return _scaled
     if schema["type"] == "record":
         return _record(schema, named)
     if schema["type"] == "map":
         write = _writer(schema["values"], named)
         return lambda value: "{" + ",".join(f"{json_text.render(key)}:{write(one)}" for key, one in value.items()) + "}"
-    if schema.get("connect.name") == _JSON or schema.get("connect.parameters", {}).get(_TYPE) == "unsigned":
+    if schema.get("connect.name") == JSON or schema.get("connect.parameters", {}).get(TYPE) == "unsigned":
         return str  # the text is JSON already
     return _BY_TYPE[schema["type"]]
 

@@ -20,9 +20,11 @@ from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
-from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
+from pyspark.sql.types import DataType, LongType, MapType, StringType, StructField, StructType
 
 from spark_jobs.contract import other_formats
+from spark_jobs.contract.avro_envelope import IS_AVRO, AvroEnvelope
+from spark_jobs.contract.avro_schemas import Schemas
 
 CONTROL_TOPICS: Final = ("transaction", "schema", "snapshot", "checkpoint", "heartbeat", "dlq")
 """Names that may follow the prefix in a topic without being a space."""
@@ -86,9 +88,23 @@ class Names:
     doubt: str | None = None
 
 
-_MEMBERS: Final = ("source", "transaction", "ts_ms", "ts_us", "ts_ns", *ROWS)
+_TIMES: Final = ("ts_ms", "ts_us", "ts_ns")
+_MEMBERS: Final = ("source", "transaction", *_TIMES, *ROWS)
+ALL: Final = (*_MEMBERS, *(f"transaction.{name}" for name in TRANSACTION.names))
+"""What `parse` can be asked for, beside fields of `source`."""
 
+
+_ALWAYS: Final = ("table", "space_id", "seq", "schema_version")
+"""Fields of `source` that are always read."""
+_TYPES: Final[Mapping[str, DataType]] = {
+    "transaction": TRANSACTION,
+    **dict.fromkeys(_TIMES, LongType()),
+    **dict.fromkeys(ROWS, StringType()),
+}
 _UNREADABLE: Final = "_unreadable"
+_FAULT: Final = "_fault"
+_IS_WHOLE: Final = "_is_whole"
+"""Column with whether a message is one complete JSON object, or its equal in Avro."""
 _RECORD: Final = "_record"
 _STRICTLY: Final = {"columnNameOfCorruptRecord": _UNREADABLE, "allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
 """Options of Spark's JSON reader, which by default accepts what no other reader of the rows' texts would."""
@@ -179,6 +195,8 @@ def parse(
     source_fields: Collection[str] = SOURCE.names,
     control: Collection[str] = (),
     names: Names | None = None,
+    wanted: Collection[str] = ALL,
+    schemas: Schemas | None = None,
 ) -> DataFrame:
     """Return one row per change of `records`, a frame with the columns of Spark's Kafka source. Tombstones are left out.
 
@@ -186,13 +204,21 @@ def parse(
     partition, offset, timestamp. Parsing is faster with few `source_fields`; `table`, `space_id`, `seq` and `schema_version`
     are always included. Records of the topics in `control` have op CONTROL, and otherwise only Kafka's own fields. A record that
     isn't a change event ends the query with an error. With `names` only those events count.
+
+    With `schemas` some of the records are in Avro. These have only the `wanted` members beside `op` and `source`; the others are
+    null. If the schemas lack that of a record, the query ends with an error that `Schemas.learn_from` knows.
     """
     named = () if names is None else ("name",)
-    cut = _cut(records.where(F.col("value").isNotNull()), {*source_fields, *named})
+    fields = {*source_fields, *named, *_ALWAYS}
+    avro = None if schemas is None else _avro(schemas, fields, wanted)
+    changes = records.where(F.col("value").isNotNull())
+    cut = _cut(changes, fields) if avro is None else _cut_avro(changes, fields, avro)
     # Spark must apply a job's filter after parsing. A filter that it moved before the parsing would parse every message a second
     # time. Spark moves no filter past a nondeterministic expression, such as the number of a partition.
     is_read = F.spark_partition_id() >= 0
     op = F.when(is_read & _is_change(), F.col("op")).otherwise(F.raise_error(_complaint()))
+    if avro is not None:
+        op = F.when(F.col(_FAULT).isNotNull(), F.raise_error(F.col(_FAULT))).otherwise(op)
     members = [F.col(name) for name in _MEMBERS]
     if control:
         is_control = F.col("topic").isin(*control)
@@ -213,11 +239,10 @@ def with_fault_column(records: DataFrame, control: Collection[str] = ()) -> Data
 
 def _cut(records: DataFrame, source_fields: Collection[str], *kept: str) -> DataFrame:
     """Return the members of the envelopes as columns, null where unreadable, beside Kafka's columns and the `kept` ones."""
-    wanted = {*source_fields, "table", "space_id", "seq", "schema_version"}
     schema = StructType(
         [
             StructField("op", StringType()),
-            StructField("source", StructType([field for field in SOURCE.fields if field.name in wanted])),
+            StructField("source", _source(source_fields)),
             StructField("transaction", TRANSACTION),
             StructField("ts_ms", LongType()),
             StructField("ts_us", LongType()),
@@ -235,7 +260,36 @@ def _cut(records: DataFrame, source_fields: Collection[str], *kept: str) -> Data
         *(F.expr(expression).alias(name) for name, expression in _STEPS.items()),
     )
     rows = (F.expr(expression).alias(name) for name, expression in _ROWS.items())
-    return cut.select(*_KAFKA_COLUMNS, *kept, "key", "text", "layout", "envelope.*", *rows)
+    is_whole = F.col(f"envelope.{_UNREADABLE}").isNull() & F.expr("endswith(rtrim(text), '}')")  # the reader ignores the rest
+    return cut.select(*_KAFKA_COLUMNS, *kept, "key", "text", "layout", is_whole.alias(_IS_WHOLE), "envelope.*", *rows)
+
+
+def _source(fields: Collection[str]) -> StructType:
+    return StructType([field for field in SOURCE.fields if field.name in fields])
+
+
+def _avro(schemas: Schemas, source_fields: Collection[str], wanted: Collection[str]) -> AvroEnvelope:
+    parts = StructType([field for field in TRANSACTION.fields if f"transaction.{field.name}" in wanted])
+    structs = {"source": _source(source_fields), **({"transaction": parts} if parts.fields else {})}
+    return AvroEnvelope(schemas, structs, [name for name in (*_TIMES, *ROWS) if name in wanted])
+
+
+def _cut_avro(records: DataFrame, source_fields: Collection[str], avro: AvroEnvelope) -> DataFrame:
+    """Return what `_cut` returns, of records of which some are in Avro."""
+    read = avro.read(records)
+    members = {name: avro.member(name) for name in ("op", *_MEMBERS) if name in avro}
+    beside = {"layout": F.lit("avro"), _IS_WHOLE: F.lit(True), "text": F.lit("")}
+    if not avro.has_json:
+        nothing = {name: F.lit(None).cast(kind) for name, kind in _TYPES.items() if name not in members}
+        return read.select(*_KAFKA_COLUMNS, "key", avro.fault().alias(_FAULT), *_named({**beside, **nothing, **members}))
+    cut = _cut(read, source_fields, *avro.columns)
+    others = {name: F.when(F.col(IS_AVRO), found).otherwise(F.col(name)) for name, found in {**beside, **members}.items()}
+    rest = [name for name in _TYPES if name not in others]
+    return cut.select(*_KAFKA_COLUMNS, "key", avro.fault().alias(_FAULT), *rest, *_named(others))
+
+
+def _named(columns: Mapping[str, Column]) -> list[Column]:
+    return [column.alias(name) for name, column in columns.items()]
 
 
 def _is_change() -> Column:
@@ -247,8 +301,7 @@ def _is_change() -> Column:
         .otherwise(op.isin("d", "t"))
     )
     return F.coalesce(
-        F.col(_UNREADABLE).isNull()
-        & F.expr("endswith(rtrim(text), '}')")  # the reader ignores text after the object
+        F.col(_IS_WHOLE)
         & has_images
         # In a known layout the texts begin so, and what isn't read otherwise, such as `before`, isn't cut out for this.
         & ((F.col("layout") != "") | (_is_null_or("{", "before", "after", "upsert") & _is_null_or("[", "patch")))

@@ -1,7 +1,7 @@
 """Schemas by their ids, from a registry with the API of Confluent's Schema Registry.
 
-Spark's workers import this module, and ask by themselves: which ids a batch has is only known where its records are read. Each
-process asks once for an id, as an id's schema never changes.
+The driver asks, and where records are converted in Python, each of Spark's workers. Each process asks once for an id, as an id's
+schema never changes.
 """
 
 from __future__ import annotations

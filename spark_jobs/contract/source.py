@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract.avro_records import with_json, with_schemas
+from spark_jobs.contract.avro_schemas import Schemas
 from spark_jobs.contract.envelope import CONTROL_TOPICS, Names, with_fault_column
 from spark_jobs.contract.owner import Owner, topic_suffix
 from spark_jobs.contract.registry import Registry
@@ -97,12 +98,20 @@ class Topics:
     def own(self, records: DataFrame) -> DataFrame:
         """Return records without those of topics that aren't the owner's."""
         foreign = self.known.foreign
-        own = records.where(~F.col("topic").isin(*foreign)) if foreign else records
+        return records.where(~F.col("topic").isin(*foreign)) if foreign else records
+
+    def as_json(self, records: DataFrame) -> DataFrame:
+        """Return own records as JSON. The query ends at one in Avro whose schema the registry doesn't have."""
         # Without Kafka the stream reads a table, whose texts are JSON already.
-        return with_schemas(own) if self.registry is not None and self.bootstrap_servers else own
+        return with_schemas(self._as_json(records)) if self.registry is not None and self.bootstrap_servers else records
 
     def _as_json(self, records: DataFrame) -> DataFrame:
         return records if self.registry is None else with_json(records, self.registry)
+
+    @property
+    def schemas(self) -> Schemas | None:
+        """The schemas of records in Avro; None if all records are JSON."""
+        return None if self.registry is None else Schemas.of(self.registry)
 
     def pattern(self, control: Collection[str] = ()) -> str:
         """Return a regular expression for the complete names of the chosen spaces' topics, and of the named control topics.
@@ -134,12 +143,12 @@ class Topics:
         return [space for space in spaces if matches(self.pattern(), self.of_space(space))]
 
     def stream(self, session: SparkSession, control: tuple[str, ...] = ()) -> DataFrame:
-        """Return the stream of all chosen spaces, including spaces created later, and of the named control topics."""
+        """Return all records of the chosen spaces, including spaces created later, and of the named control topics."""
         reader = session.readStream.format("kafka").options(**self.options())
         reader = reader.option("startingOffsets", self.starting_offsets)
         if self.max_offsets_per_trigger is not None:
             reader = reader.option("maxOffsetsPerTrigger", self.max_offsets_per_trigger)
-        return self._as_json(reader.option("subscribePattern", self.pattern(control)).load())
+        return reader.option("subscribePattern", self.pattern(control)).load()
 
     def read(self, session: SparkSession, topic: str) -> DataFrame:
         """Return all records that one topic holds now; no records if there is no such topic."""
@@ -160,11 +169,11 @@ class Topics:
         others = session.read.format("kafka").options(**self.options()).option("startingOffsets", "earliest")
         found = others.option("subscribePattern", rf"^(?!(?:{known})$){self.pattern()}").load()
         if not offsets:
-            return self.own(self._as_json(found))
+            return self.as_json(self.own(found))
         reader = session.read.format("kafka").options(**self.options()).option("startingOffsets", json.dumps(offsets))
         partitions = {topic: [int(partition) for partition in numbers] for topic, numbers in offsets.items()}
         found = found.unionByName(reader.option("assign", json.dumps(partitions)).load())
-        return self.own(self._as_json(found))
+        return self.as_json(self.own(found))
 
     def options(self) -> dict[str, str]:
         """Return the options of Spark's Kafka source that all reads use."""

@@ -120,6 +120,8 @@ class Current(Job):
 class CurrentSink(Sink):
     """Sink that appends batches to the table of events, and runs the merges."""
 
+    reads_avro = True
+
     def __init__(
         self,
         lake: Lake,
@@ -159,6 +161,10 @@ class CurrentSink(Sink):
             self._seen = seen
             self._is_merged = seen is not None and seen.is_all
             self._step(seen, merges_all=self._is_merged)
+
+    def newest_seq(self) -> int | None:
+        """See `Sink.newest_seq`."""
+        return None if self._changes is None else self._changes.newest_seq()
 
     def tables(self) -> Mapping[str, str]:
         """See `Sink.tables`: the merged rows of each space."""

@@ -12,6 +12,7 @@ its topic; its row comes from the record in partition 0.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -111,6 +112,14 @@ CHANGELOG_COLUMNS: Final[Mapping[str, str]] = {
 
 ONCE: Final = "op <> 't' or kafka_partition = 0"
 """SQL condition that keeps each event once, for rows that contain a truncation once per partition."""
+
+
+_MEMBER: Final = re.compile(r"(?<![\w.])(?:transaction\.)?(?:before|after|patch|upsert|ts_[mun]s|(?<=transaction\.)\w+)\b")
+
+
+def members_of(columns: Mapping[str, str]) -> set[str]:
+    """Return the members of an envelope, beside `op` and `source`, that the SQL expressions of columns need."""
+    return {found for expression in columns.values() for found in _MEMBER.findall(expression)}
 
 
 def event_rows(events: DataFrame, columns: Mapping[str, str], *more: Column) -> DataFrame:

@@ -18,6 +18,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_jobs.contract.avro_envelope import read_again
 from spark_jobs.contract.envelope import SOURCE, parse
 from spark_jobs.contract.source import Topics
 from spark_jobs.lake.change_rows import (
@@ -28,6 +29,7 @@ from spark_jobs.lake.change_rows import (
     SOURCE_FIELDS_OF_CHANGES,
     SOURCE_FIELDS_OF_READERS,
     event_rows,
+    members_of,
 )
 from spark_jobs.lake.control import KINDS, ControlTable, without_control
 from spark_jobs.lake.event_table import USUAL_RULES, AppendRules, EventTable
@@ -133,6 +135,8 @@ class Changelog(Events):
 class EventsSink(Sink):
     """Sink that appends each batch to one table of events, once."""
 
+    reads_avro = True
+
     def __init__(
         self,
         session: SparkSession,
@@ -152,21 +156,31 @@ class EventsSink(Sink):
             topics.prefix,
             layout.partition_by,
             spaces=topics.spaces,
-            rules=replace(rules, skips_by=layout.skips_by),
+            rules=replace(rules, skips_by=layout.skips_by, observes_seq=topics.schemas is not None),
             table_format=table_format,
         )
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """See `Sink.write`."""
-        self._table.append(self._rows(records, batch), batch, query)
+        own = without_control(records, self._topics)
+        read_again(own, self._topics.schemas, lambda: self._table.append(self._rows(own, batch), batch, query))
+
+    def newest_seq(self) -> int | None:
+        """See `Sink.newest_seq`."""
+        return self._table.newest_seq
 
     def _rows(self, records: DataFrame, batch: int) -> DataFrame:  # noqa: ARG002 - ChangesSink numbers the rows
         """Return a batch's rows for the table."""
         return event_rows(self._parsed(records), self._layout.columns)
 
     def _parsed(self, records: DataFrame) -> DataFrame:
-        records = without_control(records, self._topics)
-        return parse(records, source_fields=self._layout.source_fields, names=self._topics.names)
+        return parse(
+            records,
+            source_fields=self._layout.source_fields,
+            names=self._topics.names,
+            wanted=members_of(self._layout.columns),
+            schemas=self._topics.schemas,
+        )
 
 
 class ChangesSink(EventsSink):

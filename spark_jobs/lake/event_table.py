@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_
-from typing import Final
+from typing import Any, Final
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.errors import JobError
@@ -60,6 +60,8 @@ class AppendRules:
     """Whether each event is looked up in the table before it is written."""
     gets_columns: bool = False
     """Whether rows may have columns that the table lacks."""
+    observes_seq: bool = False
+    """Whether the highest seq of each batch is wanted."""
     identity: Sequence[str] = ("seq",)
     """Columns by which rows in the same partition of the table are the same event."""
     skips_by: Sequence[str] = ()
@@ -96,6 +98,13 @@ class EventTable:
         self._format = table_format
         self._lane = lanes.lane(spaces)
         self._claim: Claim | None = None
+        self._appended: Observation | None = None
+
+    @property
+    def newest_seq(self) -> int | None:
+        """The highest seq of the last batch; None if it isn't known, as when the table had the batch already."""
+        java: Any = None if self._appended is None else self._appended._jo
+        return None if java is None or not java.future().isCompleted() else self._appended.get["seq"]
 
     def take(self, rows: DataFrame, batch: int, query: str) -> Claim:
         """Make the table belong to the query, if it doesn't yet, before anything of this batch is written. Rows aren't computed.
@@ -120,6 +129,9 @@ class EventTable:
             rows = self._missing(rows.dropDuplicates(["seq"]), None)
         elif claim.known_seq is not None and not rows.where(F.col("seq") <= claim.known_seq).isEmpty():
             rows = self._missing(rows, claim.known_seq)
+        if self._rules.observes_seq:
+            self._appended = Observation()
+            rows = rows.observe(self._appended, F.max("seq").alias("seq"))
         try:
             self._format.append_once(
                 rows,

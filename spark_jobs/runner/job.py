@@ -88,6 +88,8 @@ class Sink(ABC):
 
     dead_letters: DeadLetters = FailAtOnce()
     """Destination for refused records. The program sets it before the first batch."""
+    reads_avro: ClassVar[bool] = False
+    """Whether `write` gets records as they are in Kafka. Otherwise those in Avro are converted to JSON before."""
 
     @abstractmethod
     def write(self, records: DataFrame, batch: int, query: str) -> None:
@@ -95,6 +97,10 @@ class Sink(ABC):
 
         `records` has the columns of Spark's Kafka source. `query` stays the same as long as the checkpoint stays the same.
         """
+
+    def newest_seq(self) -> int | None:
+        """Return the newest `seq` of the last batch, if the sink knows it better than who looks at records in JSON."""
+        return None
 
     def counts(self) -> Mapping[str, int]:
         """Return the sink's own counts for the metrics, by name. The names never change."""

@@ -46,9 +46,13 @@ class Batch:
         return f"{job}: {' '.join(f'{name}={value}' for name, value in shown.items() if value is not None)}"
 
 
-def observed(records: DataFrame) -> DataFrame:
-    """Return the records of a stream (Kafka or a table of events), with their newest `seq` and time observed by Spark."""
+def observed(records: DataFrame, *, knows_seq: bool = False) -> DataFrame:
+    """Return the records of a stream (Kafka or a table of events), with their newest `seq` and time observed by Spark.
+
+    If the sink `knows_seq` better (`Sink.newest_seq`), only the time is.
+    """
     seq, time = (_SEQ, "timestamp") if "value" in records.columns else ("seq", "kafka_timestamp")
+    seq = "cast(null as bigint)" if knows_seq else seq
     return records.observe(_OBSERVED, F.max(F.expr(seq)).alias("seq"), F.max(time).cast("double").alias("newest"))
 
 

@@ -27,7 +27,9 @@ JARS_DIRECTORY_VARIABLE: Final = "TARANTOOL_CDC_SPARK_JARS"
 
 SPARK: Final = "4.1"
 """The version of Spark, by its first two numbers: each moves or changes classes of its own that the jobs use."""
-PACKAGES: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1,io.delta:delta-spark_4.1_2.13:4.1.0"
+PACKAGES: Final = (
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.1.1,org.apache.spark:spark-avro_2.13:4.1.1,io.delta:delta-spark_4.1_2.13:4.1.0"
+)
 """Maven coordinates of the packages that the jobs need beside Spark itself."""
 _OF_FORMATS: Final[Mapping[str, str]] = {"iceberg": "org.apache.iceberg:iceberg-spark-runtime-4.1_2.13:1.11.0"}
 """Maven coordinates of the packages for tables of other formats than Delta."""

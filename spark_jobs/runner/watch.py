@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from types import FrameType, TracebackType
 from typing import Any, Final, Protocol, Self
 
@@ -114,11 +115,12 @@ class Watch:
         *listeners: Listener,
         stop_timeout_seconds: float | None = None,
         check: Callable[[], None] = lambda: None,
+        newest_seq: Callable[[], int | None] = lambda: None,
     ) -> None:
         """Set the supervision up. The query's batches must pass `gate`.
 
-        `check` raises the error of work that failed beside the query. After a signal, the running batch is canceled when
-        `stop_timeout_seconds` have passed; with None there is no limit.
+        `check` raises the error of work that failed beside the query. `newest_seq` is `Sink.newest_seq`. After a signal, the
+        running batch is canceled when `stop_timeout_seconds` have passed; with None there is no limit.
         """
         self._session = session
         self._query = query
@@ -126,6 +128,7 @@ class Watch:
         self._listeners = listeners
         self._stop_timeout_seconds = stop_timeout_seconds
         self._check = check
+        self._newest_seq = newest_seq
         self._told = -1
         self._signals = _Signals()
         self._is_canceled = False
@@ -193,6 +196,8 @@ class Watch:
         for progress in news:
             if progress["batchId"] > self._told and (batch := batch_of(progress.json)) is not None:
                 self._told = batch.number
+                if batch.seq is None:
+                    batch = replace(batch, seq=self._newest_seq())
                 for listener in self._listeners:
                     listener.batch(batch)
 

@@ -31,7 +31,8 @@ _WARM_UP_SECONDS: Final = 3.0
 _WARM_UP_ROWS: Final = 20_000
 _SETTLE_SECONDS: Final = 5.0
 _SPARK_TIMEOUT_SECONDS: Final = 1800.0
-_SPARK_JOBS: Final = ("changes", "changelog", "current", "history")
+_SPARK_JOBS: Final = ("changes", "changelog", "current", "history", "changes-avro", "current-avro")
+"""Jobs, each with the format of its topics if that isn't JSON."""
 _FEED_SHARE: Final = 5
 """Of as many documents or keys as this share of the stored rows, changes are measured: OpenSearch takes its time."""
 
@@ -301,8 +302,9 @@ def backlog(bench: Bench) -> Iterator[Result]:
 
 def spark(bench: Bench) -> Iterator[Result]:
     """The Spark jobs, warm and into tables that are full already (spark_load.py)."""
-    for job in _SPARK_JOBS:
-        yield from _spark_job(bench, "spark", job, job, bench.rows)
+    for name in _SPARK_JOBS:
+        job, _, value_format = name.partition("-")
+        yield from _spark_job(bench, "spark", job, name, bench.rows, ("--value-format", value_format or "json"))
 
 
 def spark_peers(bench: Bench) -> Iterator[Result]:

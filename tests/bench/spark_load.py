@@ -31,31 +31,32 @@ from spark_jobs import run
 from spark_jobs.contract.source import Topics
 from spark_jobs.current import read_current
 from spark_jobs.runner.session import build_session
+from tests.bench.spark_events import AvroEncoder, Encoder, JsonEncoder, form_record
 from tests.bench.spark_peers import PEERS
+from tests.fakes.registry import FakeRegistry
 
 PARTITIONS: Final = 4
 BATCH: Final = 500_000
 FRESH: Final = 256
 _WARM_UPS: Final = 4
 _ROUNDS: Final = 10
-_SPACES: Final = ("users",) * 14 + ("orders",) * 5 + ("audit",)
+SPACES: Final = ("users",) * 14 + ("orders",) * 5 + ("audit",)
 _TIMEOUT_SECONDS: Final = 120.0
-_COLUMNS: Final = (("id", "unsigned"), ("name", "string"), ("email", "string"), ("balance", "number"), ("city", "string"))
-_COLUMNS_MORE: Final = (("created", "datetime"), ("tags", "array"), ("active", "boolean"))
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Load:
     """A stream of changes of `rows` keys."""
 
-    def __init__(self, bootstrap_servers: str, prefix: str, rows: int) -> None:
+    def __init__(self, bootstrap_servers: str, prefix: str, rows: int, encoder: Encoder) -> None:
         """Makes the topics."""
         self.prefix = prefix
+        self._encoder = encoder
         self.seq = 0
         self._rows = rows
         self._chance = random.Random(1)
         self._producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": prefix, "linger.ms": 20})
-        spaces = sorted(set(_SPACES))
+        spaces = sorted(set(SPACES))
         topics = [NewTopic(f"{prefix}.{space}", PARTITIONS, 1) for space in spaces]
         topics += [NewTopic(f"{prefix}.{name}", 1, 1) for name in ("schema", "snapshot")]
         admin = AdminClient({"bootstrap.servers": bootstrap_servers})
@@ -64,7 +65,7 @@ class Load:
         self._producer.init_transactions(_TIMEOUT_SECONDS)
         self._producer.begin_transaction()
         for space in spaces:
-            self._producer.produce(f"{prefix}.schema", _form(space), key=f'{{"space_id":{_id(space)},"schema_version":1}}')
+            self._producer.produce(f"{prefix}.schema", form_record(space, spaces), key=f'{{"space":"{space}"}}')
         self._producer.commit_transaction(_TIMEOUT_SECONDS)
 
     def fill(self) -> None:
@@ -86,48 +87,18 @@ class Load:
                     self._producer.commit_transaction(_TIMEOUT_SECONDS)
                     self._producer.begin_transaction()
             left -= 1
-            space = _SPACES[number % len(_SPACES)]
-            value = _event(op, number, space, self.seq, first)
-            self._produce(f"{self.prefix}.{space}", value, f'{{"id":{number}}}', number // len(_SPACES) % PARTITIONS)
+            space = SPACES[number % len(SPACES)]
+            value, key = self._encoder.event(op, number, space, self.seq, first), self._encoder.key(space, number)
+            self._produce(f"{self.prefix}.{space}", value, key, number // len(SPACES) % PARTITIONS)
         self._producer.commit_transaction(_TIMEOUT_SECONDS)
 
-    def _produce(self, topic: str, value: str, key: str, partition: int) -> None:
+    def _produce(self, topic: str, value: bytes, key: bytes, partition: int) -> None:
         while True:
             try:
                 self._producer.produce(topic, value, key=key, partition=partition)
                 return
             except BufferError:
                 self._producer.poll(0.1)
-
-
-def _id(space: str) -> int:
-    return 512 + sorted(set(_SPACES)).index(space)
-
-
-def _form(space: str) -> str:
-    columns = [
-        {"name": name, "typeName": kind, "position": place} for place, (name, kind) in enumerate(_COLUMNS + _COLUMNS_MORE, 1)
-    ]
-    source = {"name": "shop", "snapshot": "false", "table": space, "space_id": _id(space), "schema_version": 1, "seq": 0}
-    table = {"primaryKeyColumnNames": ["id"], "columns": columns}
-    return json.dumps({"source": source, "tableChanges": [{"type": "CREATE", "id": f'"{space}"', "table": table}]})
-
-
-def _event(op: str, number: int, space: str, seq: int, first: int) -> str:
-    row = (
-        f'{{"id":{number},"name":"user {number}","email":"user.{number}@example.com","balance":%d.25,"city":"Oslo",'
-        f'"created":"2024-02-29T23:59:58.{number % 1000000:06d}Z","tags":["a","b"],"active":true}}'
-    )
-    before = "null" if op == "c" else row % (seq * 5 % 10_007)
-    after = row % (seq * 7 % 10_007)
-    return (
-        f'{{"op":"{op}","before":{before},"after":{after},"source":{{"version":"0.1.0","connector":"tarantool","name":"shop",'
-        f'"ts_ms":1732180000123,"ts_us":{1732180000123456 + seq},"ts_ns":1732180000123456768,"snapshot":"false","db":"",'
-        f'"sequence":"[\\"{first - 1}\\",\\"{seq}\\"]","table":"{space}","space_id":{_id(space)},"replica_id":1,"lsn":{seq},'
-        f'"tsn":{first},"row":{seq - first},"seq":{seq},"schema_version":1,"server_uuid":"aaaaaaaa-0000-4000-8000-000000000001",'
-        f'"vclock":{{"1":{seq}}}}},"transaction":{{"id":"1:{first}","total_order":{seq - first + 1},"data_collection_order":1}},'
-        f'"ts_ms":1732180000124,"ts_us":1732180000124000,"ts_ns":1732180000124000000}}'
-    )
 
 
 def cpu_seconds() -> float:
@@ -149,10 +120,11 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     settings |= {} if peer is None else peer.settings(options.directory)
     session = build_session("bench", master="local[2]", jars_directory=str(jar_folder(SPARK)), settings=settings)
     session.sparkContext.setLogLevel("ERROR")
-    load = Load(options.bootstrap_servers, options.prefix, options.rows)
+    encoder, formats = encoding(options.value_format, options.prefix)
+    load = Load(options.bootstrap_servers, options.prefix, options.rows, encoder)
     checkpoint = f"{options.directory}/checkpoint"
     if peer is not None:
-        spaces = sorted(set(_SPACES))
+        spaces = sorted(set(SPACES))
         yield from _phases(
             options,
             load,
@@ -160,7 +132,7 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             [FRESH] * 3,
         )
         return
-    formats = [] if options.to is not None else ["--table-format", options.table_format]
+    formats += [] if options.to is not None else ["--table-format", options.table_format]
     given = ["--bootstrap-servers", options.bootstrap_servers, "--prefix", options.prefix, "--checkpoint", checkpoint]
     given += ["--path", f"{options.directory}/lake"] if options.to is None else ["--to", options.to]
     given += formats
@@ -169,6 +141,16 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     yield from _phases(options, load, lambda: run.start(session, run.JOBS[options.job], topics, job).awaitTermination())
     if options.job == "current":
         yield from _until_seen(session, load, topics, run.parse_options(options.job, given))
+
+
+def encoding(value_format: str, prefix: str) -> tuple[Encoder, list[str]]:
+    """Return what encodes the records, and the options of a job that reads them. The registry is there as long as the process."""
+    spaces = sorted(set(SPACES))
+    if value_format == "json":
+        return JsonEncoder(spaces), []
+    registry = FakeRegistry()
+    encoder = AvroEncoder(spaces, prefix, lambda wanted: registry.register(wanted.subject, wanted.text))
+    return encoder, ["--value-format", "avro", "--registry", registry.url]
 
 
 def _phases(
@@ -197,7 +179,7 @@ def _until_seen(session: SparkSession, load: Load, topics: Topics, job: argparse
     round, CPU is that of the mean one. A read of all rows of all spaces comes last.
     """
     query = run.start(session, run.JOBS[job.job], topics, job)
-    spaces = [f"{job.path}/{space}" for space in sorted(set(_SPACES))]
+    spaces = [f"{job.path}/{space}" for space in sorted(set(SPACES))]
     rounds: list[float] = []
     cpu = 0.0
     for number in range(_WARM_UPS + _ROUNDS):
@@ -235,6 +217,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, required=True, help="so many keys are stored first")
     parser.add_argument("--changes", type=int, required=True, help="so many changes of them are measured")
     parser.add_argument("--table-format", default="delta", help="the format of the job's tables (default: %(default)s)")
+    parser.add_argument("--value-format", choices=("json", "avro"), default="json", help="format of keys and values")
     parser.add_argument("--to", metavar="URL", help="the index or the cache of a job that writes no tables")
     for phase in measure(parser.parse_args()):
         print(json.dumps(phase), flush=True)

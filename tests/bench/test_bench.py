@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from cdc.local.servers import LocalServers
+from spark_jobs.contract.avro_text import converter, schema_id
 from tests.bench import sections, spark_load
 from tests.bench.__main__ import measure, parse
 from tests.bench.results import Result, compare, floors
+from tests.bench.spark_events import AvroEncoder, JsonEncoder
 from tests.bench.store import update_stored
+from tests.formats.oracles import Ids
 
 ROWS = 10_000
 
@@ -158,11 +161,23 @@ class Seen:
         self.stops += 1
 
 
+def test_the_load_in_avro_is_the_load_in_json() -> None:
+    ids = Ids()
+    spaces = ("users", "orders")
+    plain, avro = JsonEncoder(spaces), AvroEncoder(spaces, "p", ids)
+    for op, space in (("c", "users"), ("u", "orders")):
+        for wanted, data in (
+            (plain.event(op, 7, space, 41, 40), avro.event(op, 7, space, 41, 40)),
+            (plain.key(space, 7), avro.key(space, 7)),
+        ):
+            assert converter(ids.schemas[schema_id(data) - 1].text)(data[5:]) == wanted.decode()
+
+
 def test_how_soon_changes_are_seen_is_told_by_the_median_and_the_worst_round(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     seen: Any = Seen()
-    monkeypatch.setattr(spark_load, "_SPACES", ("users",))
+    monkeypatch.setattr(spark_load, "SPACES", ("users",))
     monkeypatch.setattr(spark_load, "time", SimpleNamespace(monotonic=lambda: seen.now))
     monkeypatch.setattr(spark_load, "cpu_seconds", lambda: seen.now / 2)
     monkeypatch.setattr(spark_load, "read_current", lambda *_: seen)
