@@ -53,20 +53,22 @@ def _check_class_path(session: SparkSession) -> None:
         ) from error
 
 
-def read_again(records: DataFrame, schemas: Schemas | None, step: Callable[[], None]) -> None:
+def read_again(records: DataFrame, schemas: Schemas | None, step: Callable[[], object]) -> None:
     """Run a step that reads the records, again and again until its plan has all of their schemas."""
     if schemas is None:
-        return step()
+        step()
+        return
     if schemas.is_empty:
         learn(records, schemas)
     for _ in range(_TRIES):
         try:
-            return step()
+            step()
+            return
         except (PySparkException, Py4JError) as error:
             if not schemas.learn_from(str(error)):
                 raise
             learn(records, schemas)
-    return step()
+    step()
 
 
 class AvroEnvelope:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
@@ -133,6 +134,7 @@ class Form:
         return json.dumps(members)
 
     @classmethod
+    @lru_cache(maxsize=1024)
     def from_json(cls, text: str) -> Form:
         """Return the form that `to_json` wrote."""
         members = json.loads(text)
@@ -212,10 +214,17 @@ class Forms:
 
     def at(self, space: str, seq: int) -> Form | None:
         """Return the form that the space of this name had after a seq, or its first form if that came later; else None."""
-        known = [form for form in self._by_version.values() if form.space == space]
+        known = self._by_space.get(space, [])
         then = [form for form in known if form.seq <= seq]
-        order = _order_of_forms
-        return max(then, key=order) if then else min(known, key=order, default=None)
+        return then[-1] if then else next(iter(known), None)
+
+    @cached_property
+    def _by_space(self) -> Mapping[str, Sequence[Form]]:
+        """All forms that a space of each name has had, in order. A job asks for them in every batch, whatever is in it."""
+        found: dict[str, list[Form]] = {}
+        for form in sorted(self._by_version.values(), key=_order_of_forms):
+            found.setdefault(form.space, []).append(form)
+        return found
 
     @property
     def last_seq(self) -> int:
@@ -254,6 +263,10 @@ class Forms:
 
     def histories(self) -> list[list[Form]]:
         """Return the forms of each space, in order. Spaces are identified by their id, across their names."""
+        return list(self._histories)
+
+    @cached_property
+    def _histories(self) -> Sequence[list[Form]]:
         histories: dict[int, list[Form]] = {}
         for (space_id, _), form in sorted(self._by_version.items()):
             histories.setdefault(space_id, []).append(form)

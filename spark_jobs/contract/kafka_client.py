@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
@@ -23,6 +24,11 @@ class Identity:
     topics: Mapping[str, str] = field(default_factory=dict)
 
 
+_PARTITION: Final = re.compile(r"Partition\(topic = ([^, ]+), partition = ([0-9]+),")
+_LISTS_MAX: Final = 3
+"""Number of lists of partitions that are kept beside a new one: in each batch the ends of the same few are asked for."""
+
+
 class KafkaClient:
     """Clients with a job's options. They connect when they are first used."""
 
@@ -31,6 +37,8 @@ class KafkaClient:
         self._jvm: Any = session.sparkContext._jvm
         self._topics = topics
         self._consumer: Any = None
+        self._is_of_space: dict[str, bool] = {}
+        self._places: dict[frozenset[tuple[str, int]], Any] = {}
 
     def names(self) -> set[str]:
         """Return the names of all topics that the job may see."""
@@ -38,21 +46,30 @@ class KafkaClient:
 
     def of_spaces(self) -> list[str]:
         """Return the topics that the job's stream reads, without control topics. Some may be another daemon's."""
-        matcher = self._jvm.java.util.regex.Pattern.compile(self._topics.pattern())
-        # A cluster can have thousands of topics, and each question to Java takes half a millisecond.
         under = [topic for topic in self.names() if topic.startswith(f"{self._topics.prefix}.")]
-        return [topic for topic in under if matcher.matcher(topic).matches()]
+        # A cluster can have thousands of topics, and each question to Java takes half a millisecond, in every batch.
+        if new := [topic for topic in under if topic not in self._is_of_space]:
+            matcher = self._jvm.java.util.regex.Pattern.compile(self._topics.pattern())
+            self._is_of_space |= {topic: bool(matcher.matcher(topic).matches()) for topic in new}
+        return [topic for topic in under if self._is_of_space[topic]]
 
     def ends(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
         """Return the ends of the partitions of those topics that exist, including records of open transactions."""
-        make = self._jvm.org.apache.kafka.common.TopicPartition
-        places = self._jvm.java.util.ArrayList()
-        listed = self._connected().listTopics()
-        for topic in topics:
-            partitions = listed.get(topic)
-            for partition in range(0 if partitions is None else partitions.size()):
-                places.add(make(topic, partition))
-        return dict(map(_end, _entries(self._connected().endOffsets(places))))
+        wanted = set(topics)
+        places = frozenset(place for place in self._partitions() if place[0] in wanted)
+        if places not in self._places:
+            self._places = {**dict(list(self._places.items())[-_LISTS_MAX:]), places: self._java_list(places)}
+        return dict(map(_end, _entries(self._connected().endOffsets(self._places[places]))))
+
+    def _partitions(self) -> list[tuple[str, int]]:
+        listed = str(self._connected().listTopics().toString())
+        return [(topic, int(partition)) for topic, partition in _PARTITION.findall(listed)]
+
+    def _java_list(self, places: Iterable[tuple[str, int]]) -> Any:
+        found = self._jvm.java.util.ArrayList()
+        for place in places:
+            found.add(self._jvm.org.apache.kafka.common.TopicPartition(*place))
+        return found
 
     def identity(self, topics: Collection[str]) -> Identity:
         """Return the cluster's id and the ids of those topics that exist."""

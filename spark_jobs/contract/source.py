@@ -43,6 +43,8 @@ class Known:
     """None: nothing has been asked, so every topic counts, and every event in it."""
     foreign: frozenset[str] = frozenset()
     """Topics with names under the prefix that aren't the owner's."""
+    chosen: dict[tuple[str, str], bool] = field(default_factory=dict)
+    """Whether a pattern for topics matches a topic, as Java was asked."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +140,15 @@ class Topics:
 
     def chosen(self, session: SparkSession, spaces: Iterable[str]) -> list[str]:
         """Return those of the spaces that --spaces selects."""
-        # Matched by Java, like the topics in Kafka's consumer.
-        matches = getattr(session.sparkContext._jvm, "java.util.regex.Pattern").matches
-        return [space for space in spaces if matches(self.pattern(), self.of_space(space))]
+        return [space for space in spaces if self._is_chosen(session, space)]
+
+    def _is_chosen(self, session: SparkSession, space: str) -> bool:
+        asked = self.pattern(), self.of_space(space)
+        if asked not in self.known.chosen:
+            # Matched by Java, like the topics in Kafka's consumer. Asked once, as it is asked for every space in every batch.
+            matches = getattr(session.sparkContext._jvm, "java.util.regex.Pattern").matches
+            self.known.chosen[asked] = bool(matches(*asked))
+        return self.known.chosen[asked]
 
     def stream(self, session: SparkSession, control: tuple[str, ...] = ()) -> DataFrame:
         """Return all records of the chosen spaces, including spaces created later, and of the named control topics."""

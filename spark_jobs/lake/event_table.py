@@ -103,8 +103,10 @@ class EventTable:
     @property
     def newest_seq(self) -> int | None:
         """The highest seq of the last batch; None if it isn't known, as when the table had the batch already."""
-        java: Any = None if self._appended is None else self._appended._jo
-        return None if java is None or not java.future().isCompleted() else self._appended.get["seq"]
+        if self._appended is None:
+            return None
+        java: Any = self._appended._jo
+        return self._appended.get["seq"] if java.future().isCompleted() else None
 
     def take(self, rows: DataFrame, batch: int, query: str) -> Claim:
         """Make the table belong to the query, if it doesn't yet, before anything of this batch is written. Rows aren't computed.

@@ -319,7 +319,7 @@ class Merger:
                 known = self._spaces[space] = _Space(table, unmerged, time.monotonic())
             else:
                 known.unmerged += counts.get(space, 0)
-            known.has_old_form = form is not None and not known.table.form.covers(form)
+            known.has_old_form = form is not None and known.table.form != form and not known.table.form.covers(form)
             if form is not None and control.swept(form.space_id, self._mark) > known.swept.get(form.space_id, -1):
                 known.unmerged = max(known.unmerged, 1)
 

@@ -146,7 +146,7 @@ def test_what_is_damaged_is_told_as_before(spark: SparkSession) -> None:
     registry = Known(ids)
     schemas = Schemas(registry)
     with pytest.raises(PySparkException) as told:
-        read_again(frame(spark, records), schemas, lambda: read(frame(spark, records), schemas) and None)
+        read_again(frame(spark, records), schemas, lambda: read(frame(spark, records), schemas))
     converted = with_fault_column(frame(spark, in_json(registry, records))).where("sentence is not null").collect()
     assert len(converted) == 2
     assert any(row["sentence"] in str(told.value) for row in converted)

@@ -48,7 +48,7 @@ def test_ends_and_ids_are_those_of_the_topics_that_exist(spark: SparkSession, ka
     assert len(set(found.topics.values())) == 2
 
 
-def test_topics_of_others_cost_no_questions_to_java(
+def test_topics_cost_no_questions_to_java_again_and_again(
     spark: SparkSession, kafka: KafkaServer, daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = KafkaClient(spark, Topics(kafka.bootstrap_servers, daemon.prefix))
@@ -61,11 +61,12 @@ def test_topics_of_others_cost_no_questions_to_java(
         questions += not command.startswith(MEMORY_COMMAND_NAME)
         return send(gateway, command, *given, **named)
 
-    def asked() -> int:
+    def asked(*, ids: bool = True) -> int:
         before = questions
         topics = client.of_spaces()
         client.ends(topics)
-        client.identity(topics)
+        if ids:
+            client.identity(topics)
         return questions - before
 
     monkeypatch.setattr(GatewayClient, "send_command", counted)
@@ -74,3 +75,14 @@ def test_topics_of_others_cost_no_questions_to_java(
     create(kafka, *(f"{daemon.prefix}{number}.users" for number in range(20)))
     assert len([name for name in client.names() if name.startswith(daemon.prefix)]) > 20
     assert asked() < before + 20
+    # Nor do the job's own topics, in each batch, once they are known.
+    before = asked(ids=False)
+    create(kafka, *(f"{daemon.prefix}.space{number}" for number in range(20)))
+    assert asked(ids=False) > before + 20
+    assert asked(ids=False) == before
+    chosen = client._topics.chosen
+    spaces = [f"space{number}" for number in range(20)]
+    assert chosen(spark, spaces) == spaces
+    before = questions
+    assert chosen(spark, spaces) == spaces
+    assert questions == before
