@@ -5,6 +5,7 @@ A fault is drawn with a weight. Those that earlier seeds of the same run met sel
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +16,9 @@ from cdc.errors import CdcError, RequestError, StateError
 from cdc.kafka.errors import FencedError
 from cdc.stream.commits.ownership import NameTakenError
 from cdc.stream.snapshots.orders import Execute
+from tests.fakes.master import VERSIONS
+from tests.simulation.brokers import Entry
+from tests.simulation.judge import NAME, SIGNALS
 from tests.simulation.members import go_back
 
 if TYPE_CHECKING:
@@ -56,6 +60,8 @@ KINDS: Final = (
     "logs dropped",
     "clock jumps",
     "snapshot requested",
+    "signal",
+    "member upgraded",
     "configuration changed",
 )
 
@@ -136,6 +142,8 @@ class Strikes:
             "logs dropped": self._drop_logs,
             "clock jumps": self._jump,
             "snapshot requested": self._request,
+            "signal": self._signal,
+            "member upgraded": self._upgrade,
             "configuration changed": self._configure,
         }
         assert tuple(self._table) == KINDS
@@ -301,6 +309,14 @@ class Strikes:
             go_back(replica.master, world.master, world.scheduler.random.randint(1, 10))
             self._later(fault.seconds, lambda: setattr(replica, "is_up", True))
 
+    def _upgrade(self, fault: Fault) -> None:
+        """A member comes back with the next version. (Where 2.6 writes, others would have to know how it hands on its limbo.)"""
+        member = self._any_member()
+        member.stop()
+        if member.master.version == VERSIONS["2.11"]:
+            member.master.version = VERSIONS["3.3"]
+        self._later(fault.seconds, lambda: setattr(member, "is_up", True))
+
     def _any_member(self) -> Member:
         """The followed one, mostly."""
         world = self._world
@@ -336,6 +352,15 @@ class Strikes:
                 world.scheduler.note(f"the request is refused: {error}")
 
         world.scheduler.spawn(life.process, "operator", ask)
+
+    def _signal(self, _: Fault) -> None:
+        """Somebody writes to the signal topic. The daemon obeys what is written once its checkpoint has a place in the topic."""
+        world = self._world
+        if world.judge.decided.requests.signals is not None:
+            name = f"signal-{len(world.judge.signals)}"
+            world.judge.signals[name] = []
+            order = {"id": name, "type": "execute-snapshot", "data": {"data-collections": [".*"]}}
+            world.brokers.write(SIGNALS, 0, Entry(NAME.encode(), json.dumps(order).encode(), world.brokers.wall_ms()))
 
     def _configure(self, fault: Fault) -> None:
         """Another flush interval, size of a transaction in memory, and pause between commits, from the next start on."""

@@ -31,6 +31,7 @@ from tests.simulation.unknown_spaces import UnknownSpaces
 
 NAME: Final = "shop"
 CHECKPOINT: Final = f"{NAME}.checkpoint"
+SIGNALS: Final = f"{NAME}.signal"
 _POSITION_KEY: Final = b'{"name":"shop"}'
 
 
@@ -71,6 +72,10 @@ class Judge:
         self._begun: set[str] = set()
         self._ended: dict[str, int] = {}
         self.has_transaction_topic = False
+        self.signals: dict[str, list[str]] = {}
+        """By signal: what the notifications say of its end."""
+        # By number of a snapshot or request, and by space: the keys of its rows.
+        self._rows_of: dict[tuple[str, int, str], set[str]] = {}
         self._claimed: list[Process] = []
         self._writers: list[str] = [""]
         # The highest lsns that were ever committed: Kafka may lose them later.
@@ -205,6 +210,12 @@ class Judge:
             if entry.key == _POSITION_KEY and entry.value is not None:
                 self._note_writer(entry.value)
             return
+        if topic == SIGNALS:
+            return
+        if topic == f"{NAME}.notification":
+            if entry.value is not None:
+                self._take_notification(json.loads(entry.value))
+            return
         if entry.value is None:
             if self.is_exact and topic.startswith(f"{NAME}.space") and entry.key != FILLER_KEY:
                 found = self._last.get((topic, number))
@@ -237,9 +248,25 @@ class Judge:
         else:
             assert seq not in self._seqs, f"seq {seq} is given twice: {self._seqs[seq]} and {identity}"
             self._seqs[seq] = (topic, identity)
+        if sent.op == "r":
+            self._take_row(sent)
         if source["snapshot"] == "false":
             self._events_of[sent.value["transaction"]["id"]] += 1
             self._compare(sent)
+
+    def _take_notification(self, told: dict[str, Any]) -> None:
+        if told["id"] in self.signals and told["type"] in ("COMPLETED", "ABORTED", "SKIPPED"):
+            ends = self.signals[told["id"]]
+            ends.append(told["type"])
+            assert len(ends) == 1 or not self.is_exact or self.may_jump, f"the signal {told['id']} is carried out twice: {ends}"
+
+    def _take_row(self, sent: Sent) -> None:
+        """Each row comes once in a snapshot, and in a request."""
+        source = sent.source
+        keys = self._rows_of.setdefault((source["snapshot_id"], source["space_id"], source["table"]), set())
+        key = json.dumps(sent.key)
+        assert key not in keys, f"{key} of {source['table']!r} comes twice in the snapshot {source['snapshot_id']}"
+        keys.add(key)
 
     def _take_transaction(self, record: dict[str, Any]) -> None:
         identity = record["id"]
@@ -323,6 +350,8 @@ class Judge:
             not self._waiting
             and self._is_quiet()
             and not self._fates.waiting
+            # With the checkpoints Kafka may have lost the place up to which signals were taken.
+            and (self.may_jump or all(self.signals.values()))
             and all(self.decided.vclock.get(origin, 0) >= lsn for origin, lsn in self._master.vclock.items())
         )
 

@@ -245,7 +245,7 @@ SLIPS: Final = (
     Slip("a spool not truncated", _uncut_spool, 80, is_python=True),
     Slip("a tombstone before its delete", _early_tombstone, 5),
     Slip("a standby that starts too soon", _hasty_standby, 60, kinds=("second daemon",)),
-    Slip("rows that aren't swept", _unswept_rows, 30, kinds=("logs dropped",), is_exact=True, is_imageless=True),
+    Slip("rows that aren't swept", _unswept_rows, 60, kinds=("logs dropped",), is_exact=True, is_imageless=True),
     Slip("first messages that aren't alone", _crowded_first, 5),
     Slip("a former daemon that isn't awaited", _unawaited_former, 20, kinds=("take-over", "messages slow"), is_exact=False),
 )

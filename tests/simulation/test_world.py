@@ -49,6 +49,12 @@ def test_a_seed_is_the_same_again() -> None:
     assert (first.digest, first.step_count, first.trace) == (second.digest, second.step_count, second.trace)
 
 
+def test_a_seed_is_played_again_by_its_plan() -> None:
+    first = next(result for seed in range(1, 50) if len((result := run_seed(seed)).faults) > 2)
+    second = run_seed(first.seed, faults=list(first.faults), rounds=first.rounds)
+    assert (first.digest, first.step_count, first.trace) == (second.digest, second.step_count, second.trace)
+
+
 def test_a_failure_is_shrunk() -> None:
     slip = next(slip for slip in SLIPS if slip.name == "an ACK too early")
     faults = [Fault(0.3, "network slow", 0.1), Fault(0.5, "clock jumps", 1.0)]

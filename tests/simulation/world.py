@@ -95,7 +95,8 @@ class World:
         self.version = plan.choice(["2.6", "2.11", "3.3"])
         self.is_python = plan.random() < 0.5
         """Whether the Python row path is used, whatever the machine has."""
-        self.rounds = rounds if rounds is not None else plan.choice([5, 15, 40])
+        drawn = plan.choice([5, 15, 40])
+        self.rounds = rounds if rounds is not None else drawn
         self.walked: Counter[str] = Counter()
         self.network = Network(scheduler, self._acknowledged)
         self.library = Library(scheduler, self.network)
@@ -119,6 +120,7 @@ class World:
         self.boot = 0
         self.is_disk_full = False
         is_exact = plan.random() < 0.75
+        obeys_signals = plan.random() < 0.4
         has_records = self.judge.has_transaction_topic = plan.random() < 0.4
         self.settings: dict[str, dict[str, Any]] = {
             "source": {
@@ -128,6 +130,8 @@ class World:
             "kafka": {
                 "commit_pause_ms": plan.choice([0, 30]),
                 "transaction_topic": "all" if has_records else "none",
+                "signal_topic": obeys_signals,
+                "notification_topic": obeys_signals,
             },
             "state": {"flush_interval_ms": plan.choice([0, 500, 2000])},
         }
