@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
 from operator import itemgetter
 from typing import Any, Final, Protocol
@@ -60,6 +60,12 @@ class Delivery(Protocol):
 
     def produce(self, batch: Batch) -> None:
         """Pass a batch's messages to the producer, in order."""
+
+    def arrived(self) -> Collection[str]:
+        """Wait until all messages of the open Kafka transaction have arrived; return the topics that they are in.
+
+        Raises PublishAborted or PublishError.
+        """
 
     def commit(self, records: Iterable[Record]) -> Iterable[str]:
         """Make all events so far, and the checkpoint's `records`, durable. Raises PublishAborted or PublishError.
@@ -188,6 +194,10 @@ class ExactlyOnce:
         self._written |= topics
         self._sender.send(batch.parts, topics)
 
+    def arrived(self) -> Collection[str]:
+        self._sender.flush()
+        return set(self._written)
+
     def commit(self, records: Iterable[Record]) -> Iterable[str]:
         self._transactions.begin()
         self._sender.send([(self._checkpoint_topic, key, value) for key, value in records], {self._checkpoint_topic})
@@ -261,6 +271,9 @@ class AtLeastOnce:
 
     def _send(self, parts: list[Part]) -> None:
         self._sender.send(parts, _topics(parts))
+
+    def arrived(self) -> Collection[str]:
+        return ()
 
     def commit(self, records: Iterable[Record]) -> Iterable[str]:
         self._sender.flush()

@@ -73,7 +73,14 @@ class Publisher:
         self._exchange = Exchange(config.queue_bytes_max, self.statistics)
         is_stopping = self._exchange.is_stopping
         self._view = ReadersView(config, name, self._clients)
-        self._readability = Readability(name, config.topic_prefix, self._view, Ends(self._clients), is_stopping)
+        self._readability = Readability(
+            name,
+            config.topic_prefix,
+            self._view,
+            Ends(self._clients),
+            is_stopping,
+            has_co_writers=config.shard is not None and config.shard.shares_topics and config.delivery == "exactly_once",
+        )
         foreign = ForeignTopics(config, self._clients)
         self._topic_admin = TopicAdmin(config, self._clients.admin, is_stopping, topics_seen, foreign)
         self._readability.remedy_of = self._topic_admin.remedy

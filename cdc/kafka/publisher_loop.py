@@ -247,6 +247,7 @@ class PublisherLoop:
         position_record = checkpoint.position_record(self._name, position, self._writer, now_ms())
         self.is_committing = True
         try:
+            self._readability.before_commit(self.delivery)
             written = self.delivery.commit([*records, *claims, position_record])
             ended = time.monotonic()
             self._statistics.committed(started, ended)

@@ -2,13 +2,20 @@
 
 A successful commit doesn't guarantee that, and a later abort would discard hanging messages (see the drawing in
 cdc.kafka.hanging).
+
+Readers must reach an end of each partition that is behind the transaction's messages. Where other producers write, too (the
+shards of a fleet), that end is asked for before the commit. One asked for later would often be behind the first messages of
+another shard's next transaction, so that each shard would wait for the other's next commit, in turns:
+
+    s1   ██████ commit                  wait for ▒▒    ██████
+    s2   ▒▒ waits for s1 ▒▒▒▒▒▒ begins at once, before s1 asks for the end
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Final
 
 import structlog
@@ -39,12 +46,25 @@ END_SECONDS: Final = 10.0
 class Readability:
     """Readability of one publisher's commits. Used by one thread at a time: by the publisher's thread, once it runs."""
 
-    def __init__(self, name: str, topic_prefix: str, view: ReadersView, ends: Ends, is_stopping: threading.Event) -> None:
+    def __init__(
+        self,
+        name: str,
+        topic_prefix: str,
+        view: ReadersView,
+        ends: Ends,
+        is_stopping: threading.Event,
+        *,
+        has_co_writers: bool = False,
+    ) -> None:
+        """`has_co_writers`: other producers write transactions to the same partitions."""
         self._name = name
         self._topic_prefix = topic_prefix
         self._view = view
         self._ends = ends
         self._is_stopping = is_stopping
+        self._has_co_writers = has_co_writers
+        # The ends that were asked for before the last commit.
+        self._known: Mapping[Place, int] = {}
         self._unseen = UnseenCommits()
         self._check_count = self._filler_count = 0
         # Whether the partitions' leaders may have changed.
@@ -59,6 +79,17 @@ class Readability:
         """Why the last check couldn't tell whether consumers can read the last commit."""
         # Why `await_end` stopped waiting.
         self._reason: str | None = None
+
+    def before_commit(self, delivery: Delivery) -> None:
+        """Ask for the ends that readers have to reach, if others write there, too. Raises the errors of `Delivery.arrived`."""
+        self._known = {}
+        if not self._has_co_writers or not self.is_seen:
+            return
+        topics = delivery.arrived()
+        try:
+            self._known, _ = self._ends.written(topics)
+        except ConnectionLostError:
+            self._is_doubtful = True  # they are asked for after the commit
 
     def committed(self, topics: Iterable[str], seconds: float) -> None:
         """Record the commit of a transaction that wrote to these topics, and how many `seconds` the commit took."""
@@ -152,7 +183,9 @@ class Readability:
 
     def _ask(self) -> None:
         if not self._unseen.has_ends:
-            ends, missing = self._ends.written(self._unseen.topics)
+            known = {topic for topic, _ in self._known}
+            ends, missing = self._ends.written(self._unseen.topics - known)
+            ends |= {place: end for place, end in self._known.items() if place[0] in self._unseen.topics}
             if missing:
                 # A broker that has just started may know only some of the topics. A topic that stays missing was deleted.
                 now = time.monotonic()
@@ -162,6 +195,7 @@ class Readability:
             else:
                 self._missing_since = None
             self._unseen.written(ends)
+            self._known = {}
         self._unseen.reached(self._ends.committed(self._unseen.open))
 
     def _is_patience_over(self) -> bool:

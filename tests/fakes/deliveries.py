@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from cdc.kafka.delivery import Record
 from cdc.kafka.hanging import Place
@@ -28,6 +28,10 @@ class OpenDelivery:
         """Keep the messages."""
         assert self.gate.wait(120)
         self.open += batch.messages
+
+    def arrived(self) -> Collection[str]:
+        """All are there at once."""
+        return {message.topic if isinstance(message, Broadcast) else message[0] for message in self.open}
 
     def commit(self, records: Iterable[Record]) -> Iterable[str]:  # noqa: ARG002 - the checkpoint is the test's
         """Show them."""

@@ -93,6 +93,25 @@ def test_the_first_look_mostly_suffices() -> None:
     assert (found.is_seen, delivery.ended) == (True, [])
 
 
+@pytest.mark.parametrize("has_co_writers", [True, False])
+def test_what_others_write_after_the_commit(*, has_co_writers: bool) -> None:
+    """Where they write, too, it isn't waited for: they would wait for this daemon's next transaction, in turns."""
+    ends, delivery = FakeEnds(9), Ended()
+    found = Readability(
+        "x", "shop", cast(ReadersView, View()), cast(Ends, ends), threading.Event(), has_co_writers=has_co_writers
+    )
+    delivery.open = [(PLACE[0], b"key", b"value")]
+    found.before_commit(delivery)
+    ends.end = 12
+    found.committed([PLACE[0]], 0.0)
+    assert (found.check(delivery) is None) == has_co_writers
+    ends.end = 9
+    found.check(delivery)
+    found.committed([PLACE[0]], 0.0)
+    ends.end = 12
+    assert found.check(delivery) is not None, "the end is of the commit that it was asked for"
+
+
 def test_what_is_open_for_less_than_markers_take_is_waited_for_at_growing_pauses() -> None:
     ends, delivery = FakeEnds(*[3] * 7, 9), Ended()
     found = readability(ends)
