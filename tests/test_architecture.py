@@ -50,14 +50,15 @@ ORDER: Final = ["cdc", "cdc.errors", "cdc.native", *PURE[1:], *SHELL]
 
 STREAM_ORDER: Final = [
     "cdc.stream.transactions",
+    "cdc.stream.moves",
     "cdc.stream.batches",
     "cdc.stream.snapshots",
     "cdc.stream",
     "cdc.stream.commits",
     "cdc.stream.reports",
 ]
-"""The same for the folders of `cdc.stream`: rows until they are certain, batches of events, rows that are published whole, the
-way of the stream's rows, what the publisher needs, reports."""
+"""The same for the folders of `cdc.stream`: rows until they are certain, buckets that move, batches of events, rows that are
+published whole, the way of the stream's rows, what the publisher needs, reports."""
 
 SPARK_ORDER: Final = [
     "spark_jobs",

@@ -76,7 +76,7 @@ def test_topics(tmp_path: Path, layout: str, orders: str, buckets: str, name: st
 
 def test_spaces_that_would_have_a_topic_of_the_fleets(tmp_path: Path) -> None:
     names = names_of(fleet(tmp_path).shard("s2").kafka)
-    for space in ("s1.checkpoint", "s2.signal", "buckets", "schema"):
+    for space in ("s1.checkpoint", "s2.signal", "s1.buckets", "schema"):
         with pytest.raises(ConfigurationError, match="control topic"):
             names.of_space(513, space)
     apart = names_of(fleet(tmp_path, 'topics = "per_shard"').shard("s2").kafka)

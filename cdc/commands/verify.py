@@ -58,6 +58,7 @@ from cdc.store.store import StateStore
 from cdc.store.writer import StateWriter
 from cdc.stream.batches.batch import Batch
 from cdc.stream.batches.options import Surroundings
+from cdc.stream.moves.held import HELD_NUMBER
 from cdc.stream.pipeline import Pipeline
 from cdc.upstream import resume
 from cdc.upstream.identity import instance_uuid
@@ -137,6 +138,11 @@ def verify(config: Config, say: Say) -> Verification:
             raise
         raise StateError(error.message, "Stop that one, verify, and start it again if it was the daemon.") from error
     try:
+        if next(writer.store.scan(HELD_NUMBER), None) is not None:
+            raise StateError(
+                "rows of buckets wait for the daemon of another shard, and aren't rows of their spaces in the store yet",
+                "Verify again once no bucket waits: `tarantool-cdc status` shows that.",
+            )
         with translate_lmdb_errors(path), tempfile.TemporaryDirectory(prefix="verify-", dir=config.state.path) as directory:
             try:
                 result = _Verifier(config, writer, Path(directory), say).run()

@@ -97,6 +97,8 @@ class SourceSection(Section):
     quorum_alert_ms: int = Field(default=10_000, ge=100, le=86_400_000)
     """Time after which a synchronous transaction that waits for its quorum is an error in /status. The default is twice the
     leader's default time limit (replication_synchro_timeout)."""
+    bucket_alert_ms: int = Field(default=60_000, ge=100, le=86_400_000)
+    """Time after which rows of a bucket that wait for the daemon of another shard are an error in /status. Only in a fleet."""
     frame_bytes_max: int = Field(default=256 * 1024 * 1024, ge=1024)
     """Maximum size of a packet from the server, in bytes."""
     transaction_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1024)

@@ -188,6 +188,14 @@ class Marks(Protocol):
         """Return the space with the pieces for the event of the row that was handled last."""
 
 
+class Gate(Protocol):
+    """What decides whether rows of a space have to wait (cdc.stream.batches.bucket_gate)."""
+
+    def turn_to(self, transaction: Any, previous_lsn: bytes, lsn: int, row_number: int, vclock: dict[int, int]) -> None:
+        """Note which row is handled next: its transaction, the origin's lsn before that, the row's lsn and its number in the
+        transaction, and the position after it."""
+
+
 class SpaceEvents:
     """The pieces of the envelope that one form determines, and its row encoders.
 
@@ -213,6 +221,8 @@ class SpaceEvents:
         """Check of the results of UPSERTs, if `changes` use images and the server ignores results that don't fit."""
         self.marks: Marks | None = None
         """Which event has been made by a bucket's move; None if none of the space's has."""
+        self.gate: Gate | None = None
+        """What wants to know which row is handled, as rows of this space may have to wait; None if none has."""
         self.route: RowRoute | None = None
         """What rules say of the rows and their messages; None if all are published as they are."""
         self.counts_upserts = False

@@ -25,11 +25,9 @@ SIGNAL: Final = "signal"
 NOTIFICATION: Final = "notification"
 CONTROL: Final = frozenset({TRANSACTION, SCHEMA, SNAPSHOT, CHECKPOINT, HEARTBEAT, DLQ})
 """Names that no space may have."""
-OPTIONAL: Final = frozenset({SIGNAL, NOTIFICATION})
-"""Names of control topics that only some daemons have. Of the others, spaces may have these names."""
-
 BUCKETS: Final = "buckets"
-"""Name that no space may have whose topic several shards write: it is the fleet's."""
+OPTIONAL: Final = frozenset({SIGNAL, NOTIFICATION, BUCKETS})
+"""Names of control topics that only some daemons have. Of the others, spaces may have these names."""
 
 _NAME_MAX: Final = 249
 _FOREIGN: Final = re.compile(r"[^A-Za-z0-9._-]")
@@ -68,8 +66,6 @@ class TopicNames:
         self.control_prefix = control_prefix or prefix
         # Names behind the prefix that are control topics of the shards', or of all of them.
         self._of_shards = frozenset(f"{shard}.{name}" for shard in shards for name in CONTROL | OPTIONAL)
-        if shards:
-            self._of_shards |= {BUCKETS}
         self._reserved = CONTROL | self._of_shards
         self.are_past = False
         """Whether events are of the past. They aren't published, and no topic is taken: others may have it now."""

@@ -113,6 +113,22 @@ class ImageChanges:
         after = self._images.current(self._key_of_key(asked) if is_by_key else self.store_key(asked))
         return asked, tuple_values(after) if after is not None else None
 
+    def place_of(self, kind: int, frame: bytes) -> tuple[bytes, bytes | None, Sequence[Any] | None]:
+        """Return the key under which a request's row is stored, the tuple that it finds, and the row that it contains.
+
+        An INSERT finds none: the store isn't asked. Raises SchemaError as `_read` does.
+        """
+        body, _ = self._read(frame)
+        if kind in (Type.UPDATE, Type.DELETE):
+            key = self._key_of_key(body[_KEY])
+            return key, self._images.current(key), None
+        key = self.store_key(body[_TUPLE])
+        return key, self._images.current(key) if kind != Type.INSERT else None, body[_TUPLE]
+
+    def gone(self, before: bytes) -> tuple[bytes, bytes, bytes]:
+        """Return key, opening and content of the event that says that a row is gone. Raises EncodingError."""
+        return (self.space.key_of(tuple_values(before)), *self._gone(before))
+
     def put(self, key: bytes, before: bytes | None, after: bytes, tuple_: Sequence[Any]) -> tuple[bytes, bytes] | None:
         """Set a key's tuple to `after` (decoded: `tuple_`), replacing `before`; return opening and content of the event."""
         try:

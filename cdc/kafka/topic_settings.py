@@ -3,7 +3,8 @@
 A consumer that begins later can't do without the control topics, and the daemon not without its checkpoint. Records of spaces'
 topics may expire; these mustn't:
 
-    checkpoint, schema   compact alone: the newest record of each key is kept
+    checkpoint, schema,
+    buckets              compact alone: the newest record of each key is kept
     snapshot             compact alone, or no limit of time and size
 
 The daemon creates its topics like that. Others were created by older versions, by an operator or by a broker. The daemon corrects
@@ -34,7 +35,7 @@ from cdc.events import topics
 from cdc.events.topics import TopicNames
 from cdc.kafka.names import names_of
 
-COMPACTED: Final = frozenset({topics.CHECKPOINT, topics.SCHEMA})
+COMPACTED: Final = frozenset({topics.CHECKPOINT, topics.SCHEMA, topics.BUCKETS})
 """Control topics that must keep the newest record of each key, whatever its age."""
 KEPT: Final = frozenset({*COMPACTED, topics.SNAPSHOT})
 """Control topics whose needed records mustn't expire."""
@@ -47,6 +48,7 @@ _TIMEOUT_SECONDS: Final = 10.0
 _LOST: Final = {
     topics.CHECKPOINT: "the daemon's position",
     topics.SCHEMA: "the form of a space that hasn't changed for long",
+    topics.BUCKETS: "the states of buckets, without which rows of buckets that have moved wait",
     topics.SNAPSHOT: "the ends of snapshots, without which consumers that begin later can't use the snapshots' rows",
 }
 

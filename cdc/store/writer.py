@@ -33,6 +33,7 @@ from cdc.store.journal import Journal
 from cdc.store.store import SLICE_CHANGES, StateStore
 from cdc.stream.batches.batch import Batch
 from cdc.stream.commits.checkpoint import NUMBERS_KEY, Checkpoint, Writer, fold, numbers_record, position_record, space_record
+from cdc.stream.moves.held import HELD_NUMBER
 
 FLUSH_CHANGES_MAX: Final = SLICE_CHANGES
 """Number of committed changes from which on they are written. The store writes more changes in one call twice (`redo`), so larger
@@ -143,7 +144,7 @@ class StateWriter:
     def keep_only(self, space_ids: Iterable[int]) -> None:
         """Remove the rows of all spaces other than these. Raises StateError."""
         numbers = self._numbers()
-        wanted = {*self._unused, *(numbers.get(space_id, space_id) for space_id in space_ids)}
+        wanted = {HELD_NUMBER, *self._unused, *(numbers.get(space_id, space_id) for space_id in space_ids)}
         unwanted = [(space_prefix(number), CLEAR) for number in self.store.space_ids() if number not in wanted]
         if unwanted:
             self.store.write(unwanted, ())

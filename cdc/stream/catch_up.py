@@ -105,6 +105,8 @@ class CatchUp:
         # The configuration may publish other spaces than before, or by other rules, and Kafka's checkpoint has to record that.
         self._spaces.schema.touch_all()
         self.on_end()
+        if self._spaces.gate is not None:
+            self._spaces.gate.queues.end_past()
         self._spaces.encoders.clear()
         self.is_over = True
         return batch

@@ -57,6 +57,8 @@ class EventFragments(msgspec.Struct, gc=False):
     orders: dict[Any, int]
     row_number: int = 0
     last_row_number: int | None = None
+    previous_lsn: bytes = b"0"
+    """Lsn of the origin before the transaction."""
     total_order: int = 0
     emptied: dict[int, str] = {}
     """Names of the spaces that lost all rows, by id: the transaction may drop them, too."""

@@ -41,6 +41,7 @@ from cdc.stream.boundaries import Boundaries
 from cdc.stream.catch_up import CatchUp
 from cdc.stream.compiled_stream import CompiledStream
 from cdc.stream.ledger import Ledger
+from cdc.stream.moved_buckets import MovedBuckets
 from cdc.stream.publication import Publication
 from cdc.stream.python_stream import PythonStream
 from cdc.stream.recognition import at_position, last_rows_of, noted
@@ -95,6 +96,8 @@ class Pipeline:
         context = EventContext(options, spaces, envelope, builder, images, refusals, notifier)
         base = replace(position, server_uuid=server_uuid, last_rows=last_rows_of(position, server_uuid))
         events = StreamEvents(base, context)
+        if spaces.gate is not None:
+            spaces.gate.load(is_past=is_behind)
         self.images = images
         self.checksum = columns.checksum
         """Makes the checksums of the rows at positions."""
@@ -105,7 +108,11 @@ class Pipeline:
         self._limbo = Limbo(spaces.schema, self._waiting, surroundings.version)
         ahead = Ahead(self._waiting)
         self._boundaries = Boundaries(context, events, self._limbo, ahead, Ledger(position))
-        self._publication = Publication(context, events, self._boundaries)
+        self.moves: MovedBuckets | None = None
+        """Buckets that move between shards, if their moves are hidden. To be used between two calls of `feed`."""
+        if spaces.gate is not None:
+            self.moves = MovedBuckets(spaces.gate, context, events, self._boundaries)
+        self._publication = Publication(context, events, self._boundaries, self.moves)
         catch_up = None
         if catch_up_to is not None:
             catch_up = CatchUp(catch_up_to, context, events, self._boundaries, ahead)
@@ -172,6 +179,8 @@ class Pipeline:
         Raises the errors of `feed`.
         """
         self._events.now_us = now_us
+        if self.moves is not None:
+            yield from self.moves.resume(now_us)
         if not self.is_catching_up:
             yield from self._publication.resume()
 
@@ -244,6 +253,8 @@ class Pipeline:
         context.builder.restart(numbers.seq)
         context.spaces.schema.schema_version = numbers.schema_version
         events.jump(vclock, is_whole=True)
+        if (gate := context.spaces.gate) is not None:
+            gate.begin_snapshot()
         self._snapshot = Snapshot(numbers.applied_to(events.position), context, now_us, publish=publish)
         events.base = self._snapshot.position
         self._boundaries.ledger = Ledger(events.base)
@@ -279,6 +290,8 @@ class Pipeline:
         self._snapshot = None
         if self._context.spaces.moves is not None:
             self._context.spaces.moves.forget()
+        if self.moves is not None:
+            self.moves.begin(is_snapshot=True)
         yield self._batch()
 
     # Requests.

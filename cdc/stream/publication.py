@@ -18,6 +18,7 @@ from cdc.positions.position import Rekeyed
 from cdc.stream.batches.batch import Batch
 from cdc.stream.batches.event_context import EventContext
 from cdc.stream.boundaries import Boundaries
+from cdc.stream.moved_buckets import MovedBuckets
 from cdc.stream.savepoint import Savepoint
 from cdc.stream.snapshots import rekeying
 from cdc.stream.snapshots.backfill import abort, names_of
@@ -28,11 +29,13 @@ from cdc.stream.transactions.transaction import Transaction
 class Publication:
     """Maker of batches with events."""
 
-    def __init__(self, context: EventContext, events: StreamEvents, boundaries: Boundaries) -> None:
+    def __init__(self, context: EventContext, events: StreamEvents, boundaries: Boundaries, moves: MovedBuckets | None) -> None:
+        """`moves` is None if moves of buckets aren't hidden."""
         self._context = context
         self._builder = context.builder
         self._events = events
         self._boundaries = boundaries
+        self._moves = moves
 
     def resume(self) -> Iterator[Batch]:
         """Yield the batches of work that the previous connection left undone at this position."""
@@ -76,6 +79,8 @@ class Publication:
             yield from self._publish_rekeyed()
         elif builder.is_full or before is None:
             yield boundaries.take_batch()
+        if self._moves is not None:
+            yield from self._moves.go_on(suffix)
 
     def _rekey(self) -> Iterator[Batch]:
         """Move the images of spaces with changed primary keys, and schedule publishing the spaces' rows."""

@@ -34,6 +34,7 @@ from cdc.schema.tracker import TRACKED_SPACES
 from cdc.stream.batches.event_context import EventContext
 from cdc.stream.batches.routed_messages import ChangeWriter
 from cdc.stream.fragments import BinaryFragments, EventFragments, OriginTexts, deletes
+from cdc.stream.moves.held import HeldRow
 from cdc.stream.transactions.assembler import rows_of
 from cdc.stream.transactions.transaction import Row, Transaction
 
@@ -108,19 +109,28 @@ class StreamEvents:
         self.place = replica_id, lsn
         if replica_id != texts.origin:
             texts.turn_to(replica_id, self.vclock)
-        lsn_text = b"%d" % lsn
-        tsn_text = lsn_text if transaction.tsn == lsn else b"%d" % transaction.tsn
-        previous_lsn = texts.previous_lsn
         self.vclock[replica_id] = lsn
-        texts.previous_lsn = lsn_text
+        fragments = self._fragments(transaction, texts, self.vclock, suffix)
+        texts.previous_lsn = b"%d" % lsn
+        return fragments
+
+    def _fragments(
+        self, transaction: Transaction, texts: OriginTexts, vclock: Mapping[int, int], suffix: bytes
+    ) -> EventFragments:
+        """Return the text that all events of a transaction share; `vclock` is the position at its end."""
+        replica_id, previous_lsn = transaction.replica_id, texts.previous_lsn
+        lsn_text = b"%d" % transaction.lsn
+        tsn_text = lsn_text if transaction.tsn == transaction.lsn else b"%d" % transaction.tsn
         last_number = transaction.row_count - 1
-        shared = self._envelope.shared(transaction.timestamp, previous_lsn, (replica_id, transaction.tsn), self.vclock)
+        shared = self._envelope.shared(transaction.timestamp, previous_lsn, (replica_id, transaction.tsn), vclock)
         if shared is not None:
-            return BinaryFragments(transaction, b"", b"", b"", b"", suffix, {}, last_row_number=last_number, shared=shared)
+            return BinaryFragments(
+                transaction, b"", b"", b"", b"", suffix, {}, last_row_number=last_number, previous_lsn=previous_lsn, shared=shared
+            )
         time = self._envelope.source + self._envelope.stream_time(transaction.timestamp, previous_lsn)
         tail = b'%b%b%b%b%b","total_order":' % (texts.before, lsn_text, texts.after, texts.transaction_text, tsn_text)
-        shown_tsn = b',"tsn":%b,"row":' % tsn_text
-        return EventFragments(transaction, time, texts.origin_text, shown_tsn, tail, suffix, {}, last_row_number=last_number)
+        place = time, texts.origin_text, b',"tsn":%b,"row":' % tsn_text, tail
+        return EventFragments(transaction, *place, suffix, {}, last_row_number=last_number, previous_lsn=previous_lsn)
 
     def _encode_rows(self, fragments: EventFragments, rows: Iterator[Row]) -> bool:
         """Make the events of a transaction's next rows, in order; return whether all of `rows` are done. The hot path.
@@ -143,6 +153,8 @@ class StreamEvents:
             builder.row_count += 1
             if space is None:
                 continue
+            if space.gate is not None:
+                space.gate.turn_to(transaction, fragments.previous_lsn, lsn, row_number, self.vclock)
             try:
                 change = space.changes[kind](body, frame)
             except (EncodingError, SchemaError) as error:
@@ -310,15 +322,43 @@ class StreamEvents:
             self._publish_changed_forms(fragments)
         self._spaces.end_transaction()
         self._builder.timestamp = fragments.transaction.timestamp
+        self.record(fragments)
+        if self._spaces.gate is not None:
+            self._spaces.gate.write_news()
+
+    def record(self, fragments: EventFragments) -> None:
+        """Write the records of a transaction, if it has so many events that it has any."""
         wanted = self._options.transaction_topic
         if wanted != "none" and fragments.total_order > (wanted == "multi"):
             for key, value in fragments.records(self._spaces.schema):
                 self._builder.control(topics.TRANSACTION, key, value)
 
+    # Rows of buckets that have waited.
+
+    def handle_waiting(self, row: HeldRow, last: EventFragments | None, suffix: bytes) -> EventFragments:
+        """Handle a row that has waited; return its transaction's text, for the next row. `last` is that of the row before."""
+        origin = row.origin
+        if last is None or (last.transaction.replica_id, last.transaction.lsn) != (origin.replica_id, origin.lsn):
+            if last is not None:
+                self.record(last)
+            transaction = Transaction(
+                origin.replica_id, origin.tsn, origin.lsn, origin.timestamp, 0, [], row_count=origin.row_count
+            )
+            texts = OriginTexts()
+            texts.turn_to(origin.replica_id, origin.vclock)
+            texts.previous_lsn = origin.previous_lsn
+            last = self._fragments(transaction, texts, origin.vclock, suffix)
+        last.row_number, last.last_row_number = row.row_number, row.row_number
+        self._encode_rows(last, iter(rows_of(FrameDecoder().feed(row.frame))))
+        self._builder.row_count -= 1  # it was counted when it arrived
+        return last
+
     def _truncate(self, fragments: EventFragments, form: SpaceForm, lsn: int, row_number: int) -> None:
         """Clear a space's images, and publish in every partition of its topic that all its rows are gone."""
         if self._images is not None:
             self._images.clear(form.space_id)
+        if self._spaces.gate is not None:
+            self._spaces.gate.forget_space(form.space_id)
         self._broadcast_truncation(fragments, self._spaces.plain_events_of(form), lsn, row_number)
 
     def _broadcast_truncation(self, fragments: EventFragments, space: SpaceEvents, lsn: int, row_number: int) -> None:

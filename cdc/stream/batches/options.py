@@ -12,6 +12,7 @@ from cdc.events.routes import Routes, RoutingRule
 from cdc.events.topics import NOTIFICATION, SpaceFilter, TopicNames
 from cdc.formats.options import JSON_FORMATS, FormatOptions
 from cdc.schema.forms import SPACE
+from cdc.stream.moves.records import Shards
 from cdc.stream.transactions.transaction import Spool
 
 NewNames = Callable[[str, str, Sequence[str]], TopicNames]
@@ -90,3 +91,6 @@ class Surroundings:
     version: tuple[int, ...]
     new_spool: Callable[[], Spool]
     new_names: NewNames = TOPICS
+    shards: Shards | None = None
+    """What the daemons of the shards that write the same topics have recorded of their buckets, if moves of buckets are hidden
+    there."""

@@ -33,6 +33,7 @@ from cdc.schema.forms import ChangeKind, SpaceForm, StoredSpace
 from cdc.schema.keys import is_keyable
 from cdc.schema.tracker import TRACKED_SPACES, SchemaTracker
 from cdc.stream.batches.batch import BatchBuilder
+from cdc.stream.batches.bucket_gate import BucketGate
 from cdc.stream.batches.compiled_rows import Encoders, compiled_row_path
 from cdc.stream.batches.moves import MoveWatch
 from cdc.stream.batches.options import Surroundings
@@ -110,6 +111,10 @@ class Spaces:
         """Which rows moves of buckets make, if events say so."""
         if self._formats.marks_moves and images is not None:
             self.moves = MoveWatch(schema, images, envelope, self.discard_encoder)
+        self.gate: BucketGate | None = None
+        """What lets rows of buckets that move wait, or hides them, where shards share topics."""
+        if surroundings.shards is not None and images is not None:
+            self.gate = BucketGate(surroundings.shards, schema, images, builder, self.discard_encoder)
         # Spaces that got an unpublished name in the current transaction, and have no rows under it so far.
         self._newly_unpublished: dict[int, str | None] = {}
 
@@ -172,6 +177,8 @@ class Spaces:
                 self.image_changes[form.space_id] = changes
                 if self.moves is not None:
                     self.moves.watch(space, changes)
+                if self.gate is not None:
+                    self.gate.watch(space, changes)
         elif self._has_source_images:
             source = SourceImages(space) if route is None else RoutedSourceImages(space, route)
             space.changes, space.changes_by = source.changes, "source"

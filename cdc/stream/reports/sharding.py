@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from cdc.events.topics import BUCKETS as BUCKET_TOPIC
 from cdc.schema.forms import SpaceForm, StoredSpace
 from cdc.schema.sharding import BUCKETS, SHARD_INDEX, bucket_field
 from cdc.schema.tracker import SchemaTracker
@@ -17,10 +18,12 @@ from cdc.stream.batches.options import PipelineOptions
 def doubts(options: PipelineOptions, spaces: Iterable[StoredSpace]) -> list[str]:
     """Return warnings about published spaces that aren't sharded, if they go to topics that all shards write, and about moves."""
     spaces = list(spaces)
-    if options.formats.marks_moves and any(space.space_row[2] == BUCKETS and not space.schema_version for space in spaces):
+    if (options.formats.marks_moves or BUCKET_TOPIC in options.optional_topics) and any(
+        space.space_row[2] == BUCKETS and not space.schema_version for space in spaces
+    ):
         return [
-            f"the space {BUCKETS!r} isn't published, so events don't say which of them moves of buckets have made (source.move): "
-            "only its rows tell that. Let spaces.include and spaces.exclude publish it"
+            f"the space {BUCKETS!r} isn't published, so nothing tells which events moves of buckets have made, and shared "
+            "topics show moves as users' changes: only its rows tell that. Let spaces.include and spaces.exclude publish it"
         ]
     if not options.shards:
         return []

@@ -323,19 +323,21 @@ def write_rows(
     """
     shown, count, images, builder = 0, 0, context.images, context.builder
     assert images is not None, "without images there are no rows to publish again"
-    writer = RowWriter(builder, context.envelope, tombstones=False)
+    writer, gate = RowWriter(builder, context.envelope, tombstones=False), context.spaces.gate
     for count, (key, tuple_) in enumerate(images.scan(space.form.space_id, after), 1):
         after, values = key, tuple_values(tuple_)
-        if is_wanted is None or is_wanted(values):
-            shown += _row(context, writer, space, tuple_, values, pieces)
+        is_hidden = gate is not None and gate.hides(space.form.space_id, values)
+        if not is_hidden and (is_wanted is None or is_wanted(values)):
+            shown += write_row(context, writer, space, tuple_, values, pieces)
         if count >= rows_max or builder.byte_count >= bytes_max:
             return Chunk(after, shown, count, is_last=False)
     return Chunk(after, shown, count, is_last=True)
 
 
-def _row(
+def write_row(
     context: EventContext, writer: RowWriter, space: SpaceEvents, tuple_: bytes, values: list[Any], pieces: tuple[bytes, bytes]
 ) -> bool:
+    """Put one row of a space into the batch; return whether it has an event. Raises the errors of `Refusals.refuse`."""
     try:
         if space.route is not None and not space.route.takes(values):
             return False
@@ -348,7 +350,7 @@ def _row(
         wider = context.spaces.widen(space.form, error.width)
         if space.form.space_id in context.spaces.encoders:
             context.spaces.encoders.put(space.form.space_id, wider, is_synchronous=space.form.is_sync)
-        return _row(context, writer, wider, tuple_, values, pieces)
+        return write_row(context, writer, wider, tuple_, values, pieces)
     writer.put(space, key, space.openings.snapshot, row, pieces)
     return True
 

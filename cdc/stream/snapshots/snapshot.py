@@ -26,7 +26,7 @@ from cdc.events.envelope import MALFORMED_BODY, SpaceCount, SpaceEvents, snapsho
 from cdc.events.refused_requests import arrow_error
 from cdc.images.image_events import ImageChanges
 from cdc.positions.position import Position, SnapshotState
-from cdc.protocol.codec import Body, Frames, Header, body_of
+from cdc.protocol.codec import Body, Frames, Header, body_of, tuple_values
 from cdc.protocol.compiled_frames import CompiledFrames
 from cdc.protocol.constants import Key, Type
 from cdc.protocol.system_spaces import SYSTEM_SPACE_MAX, replicaset_uuid_in
@@ -285,6 +285,7 @@ class Snapshot:
         self._record_seen_keys()
         if self._images is None:
             return
+        gate = self._spaces.gate
         for form in self._spaces.published_forms():
             changes = self._spaces.image_changes.get(form.space_id)
             if changes is None:
@@ -301,7 +302,8 @@ class Snapshot:
                 except EncodingError as error:
                     self._refusals.refuse(error, SNAPSHOT, INSERT, 0, stored_body(form.space_id, tuple_), form.space_id)
                     continue
-                if change is not None and not self._silent[form.space_id]:
+                is_hidden = gate is not None and gate.hides_missing(form.space_id, tuple_values(tuple_))
+                if change is not None and not is_hidden and not self._silent[form.space_id]:
                     shown, opening, content = change
                     self._event(space, shown, opening, content)
                     if self._tombstones and space.route is None:
@@ -405,6 +407,9 @@ class Snapshot:
         if found == before:
             return True
         space = changes.space
+        if self._spaces.gate is not None and self._spaces.gate.hides(space.form.space_id, tuple_):
+            self._images.put(key, found)
+            return False
         if self._silent[space.form.space_id]:
             self._images.put(key, found)
             self._pieces[space.form.space_id] = _SILENT

@@ -1,0 +1,263 @@
+"""Gate before the events of sharded spaces, where shards share topics: rows of buckets that move wait, or publish nothing.
+
+The decisions are in cdc.stream.moves.queues; this module tells it each row's key and bucket, and keeps what waits in the state
+store, with the images: so both are as of the same position. A row that waits hasn't changed the images.
+
+    row ─▶ its key waits already, or its bucket's state lets it wait ─▶ the queue, and the state store
+        └▶ published, silent or lost ─▶ the images; an event only if it is published
+
+While no bucket moves, the compiled path has the rows, and this module none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+from cdc.events import topics
+from cdc.events.envelope import Change, SpaceEvents
+from cdc.events.json_values import encode
+from cdc.images.image_events import ImageChanges
+from cdc.images.overlay import Images
+from cdc.protocol.codec import Body, tuple_values
+from cdc.protocol.constants import Type
+from cdc.schema.sharding import BUCKETS, bucket_field
+from cdc.schema.tracker import SchemaTracker
+from cdc.stream.batches.batch import BatchBuilder
+from cdc.stream.moves.held import HELD_NUMBER, Held, HeldRow, Origin, unpack
+from cdc.stream.moves.queues import BucketQueues, Fate
+from cdc.stream.moves.records import OWNED, Shards, Step, bucket_key
+from cdc.stream.transactions.transaction import Transaction
+
+_ROW_KINDS: Final = (Type.INSERT, Type.REPLACE, Type.UPDATE, Type.UPSERT, Type.DELETE)
+_Event = tuple[bytes, bytes, bytes] | None
+
+
+class BucketGate:
+    """The gate of one replica set's spaces."""
+
+    def __init__(
+        self, shards: Shards, schema: SchemaTracker, images: Images, builder: BatchBuilder, discard: Callable[[int], None]
+    ) -> None:
+        """`discard` forgets a space's encoder, so that it is made again."""
+        self.queues = BucketQueues(shards)
+        self.sharded: dict[int, int] = {}
+        """Place of the field with the bucket, by sharded space whose topic all shards write."""
+        self._schema = schema
+        self._images = images
+        self._builder = builder
+        self._discard = discard
+        self._own_prefix = f"{builder.names.prefix}.{shards.own_name}."
+        self._has_records = shards.own.replicaset_uuid is not None
+        self._are_moving = self.queues.are_moving
+        # The states of a snapshot whose rows are arriving, and those before it.
+        self._snapshot: dict[int, Step] | None = None
+        # The row that is handled: its transaction, the lsn before that, its own lsn and number, and the vclock.
+        self._row: tuple[Transaction, bytes, int, int, dict[int, int]] | None = None
+        # Fate of a row that has waited and is handled now.
+        self._decided: Fate | None = None
+
+    # Encoders.
+
+    def watch(self, space: SpaceEvents, changes: ImageChanges) -> None:
+        """Have a space's rows go through the gate. To be called for each encoder with images when it is made."""
+        form = space.form
+        if form.name == BUCKETS:
+            space.is_compiled, space.gate = False, self
+            space.changes = {kind: self._noticed(change, changes) for kind, change in space.changes.items()}
+            return
+        stored = self._schema.stored(form.space_id)
+        field = bucket_field(stored.index_rows.values()) if stored is not None else None
+        if field is None or space.topic.startswith(self._own_prefix):
+            self.sharded.pop(form.space_id, None)
+            return
+        self.sharded[form.space_id] = field
+        if self._snapshot is not None:
+            self._load_states()
+            space.is_compiled = not any(not _is_shown(step) for step in (self._snapshot or {}).values()) and space.is_compiled
+        elif self.queues.are_moving or self._decided is not None:
+            space.is_compiled, space.gate = False, self
+            for kind in _ROW_KINDS:
+                space.changes[kind] = self._through(kind, space.changes[kind], space, changes, field)
+
+    def turn_to(self, transaction: Transaction, previous_lsn: bytes, lsn: int, row_number: int, vclock: dict[int, int]) -> None:
+        """Note which row is handled next: see cdc.events.envelope.Gate."""
+        self._row = transaction, previous_lsn, lsn, row_number, vclock
+
+    def _noticed(self, change: Change, changes: ImageChanges) -> Change:
+        """Return a change of a row of `_bucket` that tells the bucket's state after it."""
+
+        def apply(body: Body, frame: bytes) -> _Event:
+            found = change(body, frame)
+            key, after = changes.row_after(frame)
+            assert self._row is not None
+            transaction, _, lsn, row_number, _ = self._row
+            held = self.queues.step(key[0], Step.of(after), (transaction.replica_id, lsn, row_number))
+            if held is not None:
+                self._images.put(held.store_key, held.pack())
+            self.note_moving()
+            return found
+
+        return apply
+
+    def _through(self, kind: int, change: Change, space: SpaceEvents, changes: ImageChanges, field: int) -> Change:
+        """Return a change of a row of a sharded space, as its bucket's state wants it."""
+
+        def apply(body: Body, frame: bytes) -> _Event:
+            key, before, arrived = changes.place_of(kind, frame)
+            row = tuple_values(before) if before is not None else arrived
+            bucket_id = row[field] if row is not None and field < len(row) else None
+            assert self._row is not None
+            transaction, previous_lsn, lsn, row_number, vclock = self._row
+            fate = self._decided
+            if fate is None:
+                place = transaction.replica_id, lsn, row_number
+                fate, queue = self.queues.fate(kind, key, bucket_id, place)
+                if fate is Fate.WAITS:
+                    origin = _origin(transaction, previous_lsn, vclock)
+                    held = self.queues.hold(queue, space.form.space_id, key, kind, (lsn, row_number, frame), origin)
+                    self._images.put(held.store_key, held.pack())
+                    return None
+                if fate is Fate.LOST:
+                    self.queues.lose(queue, self.queues.status(queue), space.form.space_id, key)
+            found = change(body, frame)
+            if before is None or kind == Type.DELETE or fate is Fate.SILENT or self.queues.is_past:
+                return found if fate is Fate.PUBLISHED else None
+            after = self._images.current(key)
+            is_after_here = after is not None and self.queues.is_here(tuple_values(after)[field])
+            if fate is Fate.PUBLISHED and after is not None and not is_after_here and self.queues.is_here(bucket_id):
+                # The row was given to a bucket that isn't this shard's any more: here it is gone.
+                self.queues.lose(tuple_values(after)[field], None, space.form.space_id, key)
+                return changes.gone(before)
+            # A row of a bucket that has left may have been given to one that is here.
+            return found if fate is Fate.PUBLISHED or (is_after_here and not self.queues.is_here(bucket_id)) else None
+
+        return apply
+
+    def note_moving(self) -> None:
+        """Have encoders made again if rows have to go through the gate from here on, or needn't any more."""
+        if self.queues.are_moving != self._are_moving:
+            self._are_moving = self.queues.are_moving
+            for space_id in self.sharded:
+                self._discard(space_id)
+
+    # What waits.
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether rows may need wait no longer."""
+        return self.queues.is_ready
+
+    def advance(self, now_us: int) -> Iterator[HeldRow | int]:
+        """Yield the rows of sharded spaces that need wait no longer, and buckets whose rows are all to be published.
+
+        The caller handles each before it asks for the next. The rows' fate is decided meanwhile.
+        """
+        for held, fate in self.queues.advance(now_us):
+            if isinstance(held, int):
+                yield held
+                continue
+            yield from self._released(held, fate)
+        self.note_moving()
+
+    def forget_space(self, space_id: int) -> None:
+        """Forget what waits of a space that has lost all its rows."""
+        for held in self.queues.forget_space(space_id):
+            self._images.delete(held.store_key)
+
+    def leftovers(self) -> Iterator[HeldRow]:
+        """Yield the rows that the state store has as waiting, and that are published."""
+        for held, fate in self.queues.leftovers():
+            yield from self._released(held, fate)
+        if not self.queues.is_past:
+            self.queues.end_past()
+        self.note_moving()
+
+    def _released(self, held: Held, fate: Fate) -> Iterator[HeldRow]:
+        self._images.delete(held.store_key)
+        if held.row is not None:
+            self._decided = fate
+            try:
+                yield held.row
+            finally:
+                self._decided = None
+
+    def load(self, *, is_past: bool) -> None:
+        """Take what waits from the state store, which is at the position of the images."""
+        for _, value in self._images.scan(HELD_NUMBER):
+            self.queues.restore(unpack(value))
+        self.queues.is_past = is_past
+        self._are_moving = self.queues.are_moving
+
+    def write_news(self) -> None:
+        """Write the records that have changed to the batch."""
+        if self._snapshot is None and not self.queues.is_past:
+            for bucket_id, record in self.queues.take_news():
+                self._builder.control(topics.BUCKETS, bucket_key(bucket_id), record.to_json())
+
+    # Beginnings.
+
+    @property
+    def must_begin(self) -> bool:
+        """Whether this shard has recorded no buckets yet."""
+        return not self._has_records
+
+    def begin_snapshot(self) -> None:
+        """Expect the rows of a snapshot: all that waits is in it."""
+        self._snapshot = {}
+        for key, _ in list(self._images.scan(HELD_NUMBER)):
+            self._images.delete(key)
+
+    def hides(self, space_id: int, row: Sequence[Any]) -> bool:
+        """Return whether a row that is shown whole isn't this shard's: its bucket is arriving, or has left."""
+        field = self.sharded.get(space_id)
+        if field is None or field >= len(row):
+            return False
+        if self._snapshot is not None:
+            step = self._snapshot.get(row[field]) if type(row[field]) is int else None
+            record = self.queues.records.get(row[field]) if step is not None else None
+            # The last that this shard has of a bucket that had it at the last time.
+            return step is not None and not _is_shown(step) and not (record is not None and record.is_owned)
+        return not self.queues.is_here(row[field])
+
+    def hides_missing(self, space_id: int, row: Sequence[Any]) -> bool:
+        """Return whether a row that the snapshot lacks was hidden before it."""
+        field = self.sharded.get(space_id)
+        return field is not None and field < len(row) and not self.queues.is_here(row[field])
+
+    def begin(self, replicaset_uuid: str, *, is_snapshot: bool) -> None:
+        """Record all buckets, from the images."""
+        self._snapshot = {}
+        self._load_states()
+        steps, self._snapshot = self._snapshot, None
+        self.queues.begin(steps, replicaset_uuid, is_snapshot=is_snapshot)
+        self.write_news()
+        self._builder.control(topics.BUCKETS, bucket_key(None), encode({"replicaset_uuid": replicaset_uuid}))
+        self._has_records = True
+        self._are_moving = not self.queues.are_moving
+        self.note_moving()
+
+    def _load_states(self) -> None:
+        """Read the states from the images, once they are there."""
+        if self._snapshot:
+            return
+        found = next((form for form in self._schema.forms() if form.name == BUCKETS), None)
+        if found is not None and self._images.is_kept(found.space_id):
+            rows = (tuple_values(tuple_) for _, tuple_ in self._images.scan(found.space_id))
+            self._snapshot = {row[0]: Step.of(row) for row in rows}
+
+
+def _is_shown(step: Step) -> bool:
+    return step.status in OWNED
+
+
+def _origin(transaction: Transaction, previous_lsn: bytes, vclock: dict[int, int]) -> Origin:
+    return Origin(
+        transaction.replica_id,
+        transaction.tsn,
+        transaction.lsn,
+        transaction.timestamp,
+        transaction.row_count,
+        previous_lsn,
+        dict(vclock),
+    )

@@ -1,0 +1,115 @@
+"""Lets rows of buckets go on that have waited, and answers what other shards ask (cdc.stream.moves.queues has the theory).
+
+    another shard's record ─▶ heard ─┐
+    a bucket's state in the stream ──┴─▶ BucketQueues decides ─▶ the rows as if they came only now ─▶ batches
+
+A batch that ends between two such rows ends at a boundary: the position is that of the stream, and the buckets' records say which
+rows wait there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from cdc.positions.vclock import VClock
+from cdc.protocol.codec import tuple_values
+from cdc.stream.batches.batch import Batch
+from cdc.stream.batches.bucket_gate import BucketGate
+from cdc.stream.batches.event_context import EventContext
+from cdc.stream.batches.routed_messages import RowWriter
+from cdc.stream.boundaries import Boundaries
+from cdc.stream.fragments import EventFragments
+from cdc.stream.moves.queues import BucketQueues
+from cdc.stream.snapshots.backfill import encoder_of, write_row
+from cdc.stream.stream_events import StreamEvents
+
+
+class MovedBuckets:
+    """What happens to one shard's buckets besides their rows in the stream."""
+
+    def __init__(self, gate: BucketGate, context: EventContext, events: StreamEvents, boundaries: Boundaries) -> None:
+        self._gate = gate
+        self._context = context
+        self._builder = context.builder
+        self._events = events
+        self._boundaries = boundaries
+        self._writer = RowWriter(context.builder, context.envelope, tombstones=False)
+
+    @property
+    def queues(self) -> BucketQueues:
+        """The buckets, and what waits."""
+        return self._gate.queues
+
+    def resume(self, now_us: int) -> Iterator[Batch]:
+        """Yield the batches of what is to be done at the position where a connection begins."""
+        for row in self._gate.leftovers():
+            # Its event is published; it changes the images.
+            self._events.handle_waiting(row, None, b"")
+        if self.queues.is_past:
+            return
+        if self._gate.must_begin:
+            self.begin(is_snapshot=False)
+        yield self._boundaries.take_batch()
+        yield from self.go_on(self._context.envelope.batch_time(now_us))
+
+    def heard(self, bucket_ids: Iterable[int | None], now_us: int) -> Iterator[Batch]:
+        """Let rows go on that waited for other shards, whose records of these buckets have changed, between two calls of `feed`.
+
+        None in the place of a bucket: that a shard's daemon has begun. Yields batches, and raises the errors, as `feed` does.
+        """
+        self._events.now_us = now_us
+        for bucket_id in bucket_ids:
+            self.queues.heard(bucket_id)
+        if not self.queues.is_past:
+            yield from self.go_on(self._context.envelope.batch_time(now_us))
+            if self._builder.parts:
+                yield self._boundaries.take_batch()
+
+    def answer(self, questions: Iterable[tuple[str, int]]) -> Batch | None:
+        """Answer questions of `queues`: the rows so far include all that the servers had when they were asked."""
+        if self.queues.is_past:
+            return None
+        self.queues.answer(questions)
+        self._gate.write_news()
+        return self._boundaries.take_batch() if self._builder.parts else None
+
+    def begin(self, *, is_snapshot: bool) -> None:
+        """Record all buckets, at the end of a snapshot, or where none are recorded."""
+        uuid = self._events.base.replicaset_uuid
+        if uuid is not None:
+            self._gate.begin(str(uuid), is_snapshot=is_snapshot)
+
+    def go_on(self, suffix: bytes) -> Iterator[Batch]:
+        """Make the events of rows that need wait no longer; yield full batches."""
+        if not self._gate.is_ready or self.queues.is_past:
+            return
+        fragments: EventFragments | None = None
+        for each in self._gate.advance(self._events.now_us):
+            if isinstance(each, int):
+                yield from self._show(each)
+            else:
+                fragments = self._events.handle_waiting(each, fragments, suffix)
+            if self._builder.is_full:
+                self._gate.write_news()
+                yield self._boundaries.take_batch()
+        if fragments is not None:
+            self._events.record(fragments)
+        self._gate.write_news()
+
+    def _show(self, bucket_id: int) -> Iterator[Batch]:
+        """Publish all rows of a bucket, as a snapshot does: nobody else has published them as they are now."""
+        context, images, events = self._context, self._context.images, self._events
+        assert images is not None
+        state = events.base.snapshot
+        snapshot_id, vclock = state.snapshot_id if state is not None else 0, context.envelope.vclock(VClock(events.vclock))
+        for space_id, field in list(self._gate.sharded.items()):
+            space = encoder_of(context.spaces, space_id)
+            if space is None:
+                continue
+            pieces = context.envelope.snapshot_pieces(space, snapshot_id, vclock, events.now_us)
+            for _, tuple_ in images.scan(space_id):
+                values = tuple_values(tuple_)
+                if field < len(values) and values[field] == bucket_id:
+                    write_row(context, self._writer, space, tuple_, values, pieces)
+                    if self._builder.is_full:
+                        yield self._boundaries.take_batch()

@@ -1,0 +1,1 @@
+"""Buckets that move between the shards of a fleet, in topics that all shards write."""

@@ -1,0 +1,72 @@
+"""What waits of a bucket: rows of its log, as they were received."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from cdc.schema.keys import space_prefix
+from cdc.stream.moves.records import Place, Step
+
+HELD_NUMBER: Final = 1
+"""Number under which the state store has what waits. No space that users may have has this id."""
+_PREFIX: Final = space_prefix(HELD_NUMBER)
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """The source transaction of a row, and the position at its end."""
+
+    replica_id: int
+    tsn: int
+    lsn: int
+    timestamp: float
+    row_count: int
+    previous_lsn: bytes
+    vclock: dict[int, int]
+
+
+class HeldRow(msgspec.Struct, array_like=True):
+    """A row of a sharded space. `is_joined`: an earlier row of its key waits since the bucket's last state."""
+
+    space_id: int
+    key: bytes
+    kind: int
+    lsn: int
+    row_number: int
+    frame: bytes
+    origin: Origin
+    is_joined: bool = False
+
+
+class Held(msgspec.Struct, array_like=True):
+    """A row of a bucket's log that waits: of `_bucket` (`step`), or of a sharded space (`row`). `number` counts all that wait."""
+
+    number: int
+    bucket_id: int
+    place: Place
+    step: Step | None = None
+    row: HeldRow | None = None
+
+    @property
+    def store_key(self) -> bytes:
+        """Key in the state store, in whose order rows wait."""
+        return _PREFIX + self.number.to_bytes(8, "big")
+
+    def pack(self) -> bytes:
+        """Return the value in the state store."""
+        return msgspec.msgpack.encode(self)
+
+    @property
+    def byte_count(self) -> int:
+        """Approximate size in memory, in bytes."""
+        return len(self.row.frame) + len(self.row.key) + _OBJECTS_BYTES if self.row is not None else _OBJECTS_BYTES
+
+
+_OBJECTS_BYTES: Final = 400
+_decoder: Final = msgspec.msgpack.Decoder(Held)
+
+
+def unpack(value: bytes) -> Held:
+    """Return what `pack` has made bytes of."""
+    return _decoder.decode(value)

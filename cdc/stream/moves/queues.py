@@ -1,0 +1,387 @@
+"""Moves of buckets, so that consumers of topics that all shards write see nothing of them: what waits, and for whom.
+
+vshard moves a bucket by copying its rows to the destination, and by deleting them at the source later. The source's log has
+users' changes up to `sent`, the destination's from `active` on. The two daemons lag independently. So the destination's daemon
+lets the bucket's rows wait until the source's daemon has committed `sent`:
+
+    source's log        u1 u2 │readonly│sending ─────── sent │ garbage  D D D │ gone
+    source's daemon     publishes u1, u2                record │ the DELETEs publish nothing
+                                                          │ read by the destination's daemon
+    destination's log        │receiving  I I I   │ active │ u3 u4 │ readonly sending …
+    destination's daemon     the INSERTs publish │ everything from `active` on waits ─┬─▶ u3 u4 …
+                             nothing             │ until the record has been read ────┘
+
+Each bucket is a little log of its own: its rows of `_bucket`, and the rows of sharded spaces in it, in their order. It is
+processed in order, and stops at a row that can't be decided yet. Rows behind that wait in the bucket's queue, and nothing else
+does. When the record has come, the queue goes on as if its rows came only now, maybe to the next stop: the bucket may have moved
+on meanwhile (A ─▶ B ─▶ A). A key with a row in a queue has all its rows there, in whatever bucket, so that its order holds.
+
+    state of the bucket     rows of sharded spaces
+    active, pinned,         users': published
+    readonly, no state
+    receiving               an INSERT has arrived; others were written past the router: they wait for `active` (published) or
+                            `garbage` (lost)
+    sending                 written past the router: they wait for `active` (the move has failed: published) or `sent` (lost)
+    sent                    lost
+    garbage                 a DELETE collects; others are lost
+
+What has arrived, is collected, or is lost with a copy changes the images here, and publishes nothing. What is lost is counted.
+
+Moves are paired by their generation, the number of the bucket's attempts to move, and before vshard 0.1.41 by count. If the
+source's daemon never had the bucket's rows, as it began later, the arrivals are the only copy: they are published at the stop.
+
+Where everything up to a checkpoint is published, and only images are brought up to it (`past`), the queues become what they were
+at the checkpoint: the bucket's record there names the first row that waited (`head`).
+
+This module knows neither events nor images.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final, NamedTuple
+
+from cdc.protocol.constants import Type
+from cdc.stream.moves.held import Held, HeldRow, Origin
+from cdc.stream.moves.records import GARBAGE, OWNED, RECEIVING, SENDING, SENT, BucketRecord, Place, Shards, Step
+from cdc.stream.moves.waiting import WaitingRows
+
+_UNKNOWN: Final = 1 << 53
+"""Generation of a bucket that has left by an unknown move."""
+LOST_NAMED_MAX: Final = 20
+"""Number of lost changes whose keys are kept for reports."""
+
+
+class Fate(Enum):
+    """What becomes of a row of a sharded space."""
+
+    PUBLISHED = "published"
+    SILENT = "silent"
+    """It changes the images alone: a move has made it."""
+    LOST = "lost"
+    """The same, as it has changed a copy that the bucket's owner doesn't keep."""
+    WAITS = "waits"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What a bucket waits for: another shard's daemon, or the outcome of its move here (`waits_for` is None)."""
+
+    bucket_id: int
+    waits_for: str | None
+    since_us: int
+    asks: bool = False
+
+
+class LostChange(NamedTuple):
+    """A change that was written past the router to a copy of a bucket, and that the bucket's owner doesn't have."""
+
+    bucket_id: int
+    status: str | None
+    space_id: int
+    key: bytes
+
+
+class BucketQueues:
+    """The buckets of one shard."""
+
+    def __init__(self, shards: Shards) -> None:
+        self.records: dict[int, BucketRecord] = dict(shards.own.records)
+        """The buckets as of the rows that have been processed."""
+        self.own_uuid = shards.own.replicaset_uuid or ""
+        """The replica set."""
+        self.is_past = False
+        """Whether the rows up to the checkpoint are published already."""
+        self.waiting = WaitingRows()
+        """What waits."""
+        self.waits: dict[int, Wait] = {}
+        """Buckets that wait."""
+        self.lost_count = 0
+        self.lost: deque[LostChange] = deque(maxlen=LOST_NAMED_MAX)
+        """The last of the lost changes."""
+        self._shards = shards
+        self._dirty: dict[int, None] = {}
+        self._ready: dict[int, None] = {}
+        # Buckets in states in which rows aren't simply published.
+        self._moving = {bucket_id for bucket_id, record in self.records.items() if _is_moving(record.status)}
+
+    # State.
+
+    @property
+    def are_moving(self) -> bool:
+        """Whether the fate of rows has to be asked for: some buckets aren't simply owned, or wait."""
+        return bool(self._moving or self.waiting.queues)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `advance` may have something."""
+        return bool(self._ready)
+
+    def status(self, bucket_id: object) -> str | None:
+        """Return a bucket's state; None if it has none."""
+        record = self.records.get(bucket_id) if type(bucket_id) is int else None
+        return record.status if record is not None else None
+
+    def is_here(self, bucket_id: object) -> bool:
+        """Return whether rows of a bucket are this shard's: it owns the bucket, or knows nothing of it."""
+        if type(bucket_id) is not int or bucket_id not in self.records:
+            return True
+        return self.records[bucket_id].status in OWNED
+
+    def fate(self, kind: int, key: bytes, bucket_id: object, place: Place) -> tuple[Fate, int]:
+        """Return what becomes of a row that has arrived, and the bucket in whose queue it is to wait if it waits."""
+        joined = self.waiting.bucket_of(key)
+        if joined is not None:
+            return Fate.WAITS, joined
+        if type(bucket_id) is not int:
+            return Fate.PUBLISHED, 0
+        record = self.records.get(bucket_id)
+        if bucket_id in self.waiting.queues:
+            return Fate.WAITS, bucket_id
+        if record is None:
+            return Fate.PUBLISHED, 0
+        if self.is_past:
+            return (Fate.WAITS if record.head == place else Fate.PUBLISHED), bucket_id
+        return _fate(record.status, kind), bucket_id
+
+    # Rows.
+
+    def step(self, bucket_id: int, step: Step, place: Place) -> Held | None:
+        """Process a row of `_bucket`. Return it as a row that waits if it has to."""
+        record = self.records.get(bucket_id)
+        if self.is_past:
+            waits = bucket_id in self.waiting.queues or (record is not None and record.head == place)
+            if not waits:
+                return None
+        elif bucket_id not in self.waiting.queues and not (_is_arrived(record, step)):
+            self._enter(bucket_id, step)
+            return None
+        else:
+            self._ready[bucket_id] = None
+        return self._append(Held(self.waiting.next_number, bucket_id, place, step=step))
+
+    def hold(self, bucket_id: int, space_id: int, key: bytes, kind: int, row: tuple[int, int, bytes], origin: Origin) -> Held:
+        """Have a row wait: its lsn, its number in its transaction, and its frame."""
+        lsn, row_number, frame = row
+        held = HeldRow(space_id, key, kind, lsn, row_number, frame, origin)
+        return self._append(Held(self.waiting.next_number, bucket_id, (origin.replica_id, lsn, row_number), row=held))
+
+    def restore(self, held: Held) -> None:
+        """Have a row wait that the state store has. To be called in their order."""
+        self._append(held)
+
+    def _append(self, held: Held) -> Held:
+        bucket_id = held.bucket_id
+        if bucket_id not in self.waiting.queues:
+            self._dirty[bucket_id] = None
+            if not self.is_past:
+                self._ready[bucket_id] = None  # to find out what it waits for
+        self.waiting.append(held)
+        return held
+
+    def _take(self, bucket_id: int) -> Held:
+        held = self.waiting.take(bucket_id)
+        self._dirty[bucket_id] = None
+        if bucket_id not in self.waiting.queues:
+            self.waits.pop(bucket_id, None)
+        return held
+
+    def forget_space(self, space_id: int) -> list[Held]:
+        """Forget the rows of a space that wait, as it has lost all its rows; return them."""
+        forgotten = self.waiting.forget_space(space_id)
+        for bucket_id in {held.bucket_id for held in forgotten}:
+            self._dirty[bucket_id] = self._ready[bucket_id] = None
+            if bucket_id not in self.waiting.queues:
+                self.waits.pop(bucket_id, None)
+        return forgotten
+
+    # Going on.
+
+    def heard(self, bucket_id: int | None) -> None:
+        """Note that another shard's record of a bucket has changed; None if a whole shard may have."""
+        if bucket_id is None:
+            self._ready.update(dict.fromkeys(self.waiting.queues))
+            self._ready.update({each: None for each, record in self.records.items() if record.shown_at is not None})
+        elif bucket_id in self.waiting.queues or (bucket_id in self.records and self.records[bucket_id].shown_at is not None):
+            self._ready[bucket_id] = None
+
+    def advance(self, now_us: int) -> Iterator[tuple[Held | int, Fate]]:
+        """Yield the rows that need wait no longer, in order, with their fate; a bucket's id if all its rows are to be published.
+
+        The caller handles each before it asks for the next.
+        """
+        while self._ready:
+            bucket_id = next(iter(self._ready))
+            del self._ready[bucket_id]
+            yield from self._advance(bucket_id, now_us)
+
+    def _advance(self, bucket_id: int, now_us: int) -> Iterator[tuple[Held | int, Fate]]:
+        record = self.records.get(bucket_id)
+        if record is not None and record.shown_at is not None:
+            passed = self._shards.has_passed_since(bucket_id, record.shown_at)
+            if passed:
+                yield bucket_id, Fate.PUBLISHED
+            if passed is not None:
+                self.records[bucket_id] = replace(record, shown_at=None)
+                self._dirty[bucket_id] = None
+        while (queue := self.waiting.queues.get(bucket_id)) is not None:
+            head = queue.rows[0]
+            record = self.records.get(bucket_id)
+            step = head.step
+            if step is None and record is not None and head.row is not None:
+                fate = Fate.WAITS if head.row.is_joined and record.status == RECEIVING else _fate(record.status, head.row.kind)
+                if fate is Fate.WAITS:
+                    if not queue.steps:
+                        self._wait(bucket_id, None, now_us)
+                        return
+                    step = queue.steps[0]
+                    fate = Fate.PUBLISHED if step.status in OWNED else Fate.LOST
+                if fate is Fate.LOST:
+                    self.lose(bucket_id, record.status, head.row.space_id, head.row.key)
+            else:
+                fate = Fate.PUBLISHED
+            if step is not None and not queue.has_passed and record is not None and _is_arrived(record, step):
+                verdict = self._shards.verdict(bucket_id, record, self.own_uuid)
+                if verdict.waits_for is not None:
+                    self._wait(bucket_id, verdict.waits_for, now_us, asks=verdict.asks)
+                    return
+                queue.has_passed = True
+                if record.generation is None and record.peer is not None and verdict.is_recorded:
+                    taken = {**record.taken, record.peer: record.taken.get(record.peer, 0) + 1}
+                    self.records[bucket_id] = replace(record, taken=taken)
+                if not verdict.was_published:
+                    yield bucket_id, Fate.PUBLISHED
+            if head.step is not None:
+                queue.has_passed = False
+                self._enter(bucket_id, head.step)
+            yield self._take(bucket_id), fate
+
+    def _wait(self, bucket_id: int, waits_for: str | None, now_us: int, *, asks: bool = False) -> None:
+        before = self.waits.get(bucket_id)
+        if before is None or (before.waits_for, before.asks) != (waits_for, asks):
+            self.waits[bucket_id] = Wait(bucket_id, waits_for, before.since_us if before is not None else now_us, asks)
+            self._dirty[bucket_id] = None
+
+    def questions(self) -> list[tuple[str, int]]:
+        """Return the shards that ask about buckets that this one has no record of, and the buckets."""
+        return [question for question in self._shards.questions() if question[1] not in self.records]
+
+    def answer(self, questions: Iterable[tuple[str, int]]) -> None:
+        """Answer that this shard never had these buckets. It has processed all that its master had when it was asked."""
+        for name, bucket_id in questions:
+            if bucket_id not in self.records:
+                asked, uuid = self._shards.question(name, bucket_id), self._shards.shard(name).replicaset_uuid or ""
+                number = asked.generation
+                missed = {uuid: asked.taken.get(self.own_uuid, 0) + 1} if number is None else {}
+                first = (number or 0) + 1
+                self.records[bucket_id] = BucketRecord(None, number, first=first, sent=missed, missed=missed)
+                self._dirty[bucket_id] = None
+
+    def lose(self, bucket_id: int, status: str | None, space_id: int, key: bytes) -> None:
+        """Count a lost change."""
+        self.lost_count += 1
+        self.lost.append(LostChange(bucket_id, status, space_id, key))
+
+    def _enter(self, bucket_id: int, step: Step) -> None:
+        """Note that a bucket has this state now."""
+        before = self.records.get(bucket_id)
+        generation = step.generation
+        if step.status is None and before is not None:
+            generation = before.generation
+        if before is None:
+            found = BucketRecord(step.status, generation, step.peer, first=(generation or 0) + 1)
+        else:
+            found = replace(before, status=step.status, generation=generation, peer=step.peer)
+        if step.status == RECEIVING and found.first == _UNKNOWN:
+            found = replace(found, first=(generation or 0) + 1)
+        if step.status == SENT and step.generation is None and step.peer is not None:
+            found = replace(found, sent={**found.sent, step.peer: found.sent.get(step.peer, 0) + 1})
+        if not found.is_owned:
+            found = replace(found, shown_at=None)
+        self.records[bucket_id] = found
+        self._dirty[bucket_id] = None
+        (self._moving.add if _is_moving(step.status) else self._moving.discard)(bucket_id)
+
+    # Beginning.
+
+    def begin(self, steps: dict[int, Step], own_uuid: str, *, is_snapshot: bool) -> None:
+        """Begin with these states, of all buckets: at a snapshot, or where no records of this shard exist."""
+        self.own_uuid = own_uuid
+        self.waiting = WaitingRows()
+        self.waits.clear()
+        before, self.records = self.records, {}
+        for bucket_id in before.keys() | steps.keys():
+            self.records[bucket_id] = _at_beginning(
+                before.get(bucket_id), steps.get(bucket_id, Step(None)), is_snapshot=is_snapshot
+            )
+        for bucket_id, record in self.records.items():
+            if record.shown_at is not None and self._shards.has_passed_since(bucket_id, record.shown_at) is not None:
+                self.records[bucket_id] = replace(record, shown_at=None)
+        self._moving = {bucket_id for bucket_id, record in self.records.items() if _is_moving(record.status)}
+        self._dirty = dict.fromkeys(self.records)
+        self.heard(None)
+
+    def leftovers(self) -> Iterator[tuple[Held, Fate]]:
+        """Yield the rows that the state store has as waiting, and that didn't wait any more at the checkpoint."""
+        for bucket_id in list(self.waiting.queues):
+            record = self.records.get(bucket_id)
+            while (queue := self.waiting.queues.get(bucket_id)) is not None and (
+                record is None or queue.rows[0].place != record.head
+            ):
+                yield self._take(bucket_id), Fate.SILENT
+
+    def end_past(self) -> None:
+        """Go on behind the checkpoint."""
+        self.is_past = False
+        self._dirty.clear()
+        self.heard(None)
+
+    def take_news(self) -> Iterator[tuple[int, BucketRecord]]:
+        """Yield the records that have changed since the last call."""
+        for bucket_id in self._dirty:
+            record, queue = self.records.get(bucket_id), self.waiting.queues.get(bucket_id)
+            wait = self.waits.get(bucket_id)
+            head = queue.rows[0].place if queue is not None else None
+            asks = wait.waits_for if wait is not None and wait.asks else None
+            record = replace(record or BucketRecord(None), head=head, asks=asks)
+            self.records[bucket_id] = record
+            yield bucket_id, record
+        self._dirty.clear()
+
+
+def _is_moving(status: str | None) -> bool:
+    return status in (RECEIVING, SENDING, SENT, GARBAGE)
+
+
+def _is_arrived(record: BucketRecord | None, step: Step) -> bool:
+    """Return whether a bucket that was being received becomes this shard's by a state. vshard's bootstrap names no source."""
+    return record is not None and record.status == RECEIVING and record.peer is not None and step.status in OWNED
+
+
+def _fate(status: str | None, kind: int) -> Fate:
+    """Return what becomes of a row in a bucket of this state."""
+    if status == RECEIVING:
+        return Fate.SILENT if kind == Type.INSERT else Fate.WAITS
+    if status == SENDING:
+        return Fate.WAITS
+    if status == GARBAGE and kind == Type.DELETE:
+        return Fate.SILENT
+    return Fate.LOST if status in (SENT, GARBAGE) else Fate.PUBLISHED
+
+
+def _at_beginning(before: BucketRecord | None, step: Step, *, is_snapshot: bool) -> BucketRecord:
+    """Return a bucket's record at a beginning; `before` is that of an earlier time, after which rows may be unknown."""
+    number = step.generation or 0
+    # A bucket that is being sent, or is owned, has had its rows published by this snapshot.
+    first = number if step.status == SENDING else number + 1
+    if before is not None and before.is_owned and step.status in (SENT, SENDING):
+        first = before.first
+    if step.status is None and before is not None:
+        # It has left in between, it isn't known by which move: whatever other shards have got counts as unpublished.
+        return replace(before, status=None, head=None, shown_at=None, first=_UNKNOWN, generation=_UNKNOWN)
+    missed = {step.peer: 1} if step.generation is None and step.status in (SENT, GARBAGE) and step.peer is not None else {}
+    shown_at = number if is_snapshot and step.status in OWNED and number else None
+    return BucketRecord(step.status, step.generation, step.peer, first, sent=missed, missed=missed, shown_at=shown_at)

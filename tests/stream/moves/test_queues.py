@@ -1,0 +1,294 @@
+"""What consumers of topics that shards share see of real clusters while buckets move: the users' changes, once and in order."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from itertools import product
+from typing import Any, Final
+
+import pytest
+
+from cdc import native
+from cdc.protocol.constants import Type
+from cdc.stream.batches import compiled_rows
+from cdc.stream.moves.held import Origin, unpack
+from cdc.stream.moves.queues import BucketQueues, Fate
+from cdc.stream.moves.records import BucketRecord, Shards, Step
+from tests.fakes.moving import CAPTURES, Cluster, Daemon, expected, kept, outcome, seen
+
+NAMES: Final = ("a1", "b1", "c1")
+CRASHES_MAX: Final = 6
+TWO_BUCKETS: Final = ("orders", 1062)
+"""In `c`: a key that rows of two buckets have at the same time. Nothing orders the one's changes before the other's."""
+UNTOLD: Final = {("orders", 1990): "not seen", ("orders", 1094): "counted as lost"}
+"""In `g`: a user's INSERT into a bucket that arrives; a row of a dead copy of a bucket that was brought back."""
+
+
+@pytest.fixture(params=["native", "python"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Either row path."""
+    if request.param == "python":
+        monkeypatch.setattr(compiled_rows, "_new_row_path", None)
+    elif native.ROW_PATH == "python":
+        pytest.skip("this installation has no compiled row path, or doesn't run it")
+    return str(request.param)
+
+
+def run(capture: str, seed: int, *, crashes: int) -> tuple[Cluster, list[Daemon]]:
+    """Three daemons read at different speeds, are killed, and have stores that lag."""
+    chance = random.Random(seed)
+    cluster = Cluster(NAMES)
+    daemons = [Daemon(cluster, name, CAPTURES / capture / name) for name in NAMES]
+    speeds = [chance.choice((1, 1, 5, 20)) for _ in daemons]
+    while not all(daemon.is_done for daemon in daemons):
+        (daemon,) = chance.choices(daemons, speeds)
+        daemon.read(chance.choice((1, 3, 20, 200)))
+        if chance.random() < 0.7:
+            daemon.hear()
+        if chance.random() < 0.7:
+            daemon.commit(chance.choice((1, 2, None)))
+        if chance.random() < 0.3:
+            daemon.flush()
+        if crashes and chance.random() < 0.05:
+            daemon.start()
+            crashes -= 1
+    come_to_rest(daemons)
+    return cluster, daemons
+
+
+def come_to_rest(daemons: Iterable[Daemon]) -> None:
+    """Each hears what the others have to say, as long as that makes a difference."""
+    for _ in range(8):
+        for daemon in daemons:
+            daemon.hear()
+            daemon.answer()
+            daemon.commit()
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize(("seed", "crashes"), [(1, 0), (2, CRASHES_MAX)])
+@pytest.mark.parametrize("capture", ["c", "d", "e", "i_e"])
+def test_only_users_changes_in_their_order(capture: str, seed: int, crashes: int) -> None:
+    cluster, daemons = run(capture, seed, crashes=crashes)
+    assert [daemon.waits for daemon in daemons] == [{}, {}, {}]
+    wanted, found = expected(capture), seen(cluster.events)
+    if capture == "c":
+        assert by_bucket(found.pop(TWO_BUCKETS)) == by_bucket(wanted.pop(TWO_BUCKETS))
+    assert found == wanted
+    assert kept(daemons) == rows_of(capture)
+    for daemon in daemons:
+        own = [event["source"]["seq"] for event in cluster.events if event["source"]["shard"] == daemon.name]
+        assert own == sorted(set(own))
+
+
+def rows_of(capture: str) -> list[list[Any]]:
+    """What the cluster ended with."""
+    return sorted((row for rows in outcome(capture).values() for row in rows), key=repr)
+
+
+def by_bucket(changes: Iterable[tuple[str, Any, Any]]) -> dict[Any, list[tuple[str, Any, Any]]]:
+    """The changes of one key of orders, by the bucket of its row."""
+    found: dict[Any, list[tuple[str, Any, Any]]] = {}
+    for change in changes:
+        found.setdefault((change[2] or change[1])[1], []).append(change)
+    return found
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("seed", [1])
+def test_past_the_router(seed: int) -> None:
+    """Consumers end with what the cluster has, or are told."""
+    cluster, daemons = run("g", seed, crashes=CRASHES_MAX)
+    found, wanted = seen(cluster.events), outcome("g")
+    wrong = {key for key in found.keys() | wanted.keys() if not _is_right(found.get(key), wanted.get(key, []))}
+    assert wrong <= UNTOLD.keys()
+    assert all(daemon.shards.doubled == {13: {"a1", "c1"}} for daemon in daemons)
+
+
+def _is_right(changes: list[tuple[str, Any, Any]] | None, rows: list[Any]) -> bool:
+    last = changes[-1][2] if changes else None
+    return last in rows if last is not None else not rows
+
+
+@pytest.mark.usefixtures("path")
+def test_the_source_is_away() -> None:
+    """Its buckets wait, and no others; then they go on."""
+    cluster = Cluster(NAMES)
+    daemons = [Daemon(cluster, name, CAPTURES / "d" / name) for name in NAMES]
+    away, *others = daemons
+    for daemon in others:
+        daemon.read(10_000)
+        daemon.commit()
+    come_to_rest(others)
+    waits = {bucket: shard for daemon in others for bucket, shard in daemon.waits.items()}
+    assert waits
+    assert set(waits.values()) == {"a1"}
+    wanted = expected("d")
+    for key, changes in seen(cluster.events).items():
+        assert changes == wanted[key][len(wanted[key]) - len(changes) :] or changes == wanted[key][: len(changes)]
+    away.read(10_000)
+    away.commit()
+    come_to_rest(daemons)
+    assert not any(daemon.waits for daemon in daemons)
+    assert seen(cluster.events) == wanted
+
+
+@pytest.mark.usefixtures("path")
+def test_killed_while_rows_wait() -> None:
+    """The store is of a time before them, and the checkpoint of one after them: they wait again, and are published once."""
+    cluster = Cluster(NAMES)
+    daemons = [Daemon(cluster, name, CAPTURES / "d" / name) for name in NAMES]
+    away, *others = daemons
+    for daemon in others:
+        daemon.read(10_000)
+        daemon.commit()
+        waits = daemon.waits
+        daemon.start()
+        daemon.read(10_000)
+        daemon.hear()
+        daemon.commit()
+        assert daemon.waits == waits
+    away.read(10_000)
+    away.commit()
+    come_to_rest(daemons)
+    assert seen(cluster.events) == expected("d")
+    assert kept(daemons) == rows_of("d")
+
+
+@pytest.mark.usefixtures("path")
+def test_killed_when_rows_have_gone_on() -> None:
+    """The store has them as rows that wait, and Kafka has their events: the store gets the rows, and no event comes twice."""
+    cluster = Cluster(NAMES)
+    daemons = [Daemon(cluster, name, CAPTURES / "d" / name) for name in NAMES]
+    away, *others = daemons
+    for daemon in others:
+        daemon.read(10_000)
+        daemon.commit()
+        daemon.flush()
+    away.read(10_000)
+    away.commit()
+    come_to_rest(daemons)
+    for daemon in others:
+        daemon.start()
+    come_to_rest(daemons)
+    assert seen(cluster.events) == expected("d")
+    assert kept(daemons) == rows_of("d")
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.one_of_these
+@pytest.mark.parametrize("seed", range(4))
+def test_from_any_checkpoint(seed: int) -> None:
+    """The servers' snapshots are of different moments of moves: consumers end with the cluster's rows.
+
+    If the one of the source is of a time after `sent`, and the one of the destination of a time before, what has arrived is
+    the only copy. If both are of a time when they owned the bucket, both publish the rows, and the destination is right.
+    """
+    counts = [len(list((CAPTURES / "j" / name).glob("*.snap.gz"))) for name in NAMES]
+    chance = random.Random(seed)
+    for places in sorted(product(*map(range, counts)))[seed::4]:
+        cluster = Cluster(NAMES)
+        daemons = [Daemon(cluster, name, CAPTURES / "j" / name, place) for name, place in zip(NAMES, places, strict=True)]
+        while not all(daemon.is_done for daemon in daemons):
+            daemon = chance.choice(daemons)
+            daemon.read(chance.choice((3, 200)))
+            daemon.hear()
+            daemon.commit()
+        come_to_rest(daemons)
+        assert not any(daemon.waits for daemon in daemons), places
+        wanted = {key: rows[0] for key, rows in outcome("j").items() if rows}
+        found = {key: changes[-1][2] for key, changes in seen(cluster.events).items() if changes[-1][2] is not None}
+        assert found == wanted, places
+
+
+@pytest.mark.usefixtures("path")
+def test_a_former_version_has_recorded_nothing() -> None:
+    """Then the buckets are recorded as they are at the checkpoint, and moves are hidden from there on."""
+    cluster = Cluster(NAMES)
+    daemons = [Daemon(cluster, name, CAPTURES / "e" / name) for name in NAMES]
+    for daemon in daemons:
+        daemon.read(130)
+        daemon.commit()
+        daemon.flush()
+    cluster.records.clear()
+    for daemon in daemons:
+        daemon.start()
+    for daemon in daemons:
+        daemon.read(10_000)
+        daemon.commit()
+    come_to_rest(daemons)
+    assert not any(daemon.waits for daemon in daemons)
+    assert seen(cluster.events) == expected("e")
+
+
+ORIGIN: Final = Origin(1, 5, 5, 0.0, 1, b"4", {1: 5})
+
+
+def test_a_space_that_is_emptied() -> None:
+    """Its rows wait no longer, and nothing of them is left; the other space's do."""
+    queues = BucketQueues(Shards("s1", ("s1", "s2")))
+    queues.step(7, Step("receiving", 1, "elsewhere"), (1, 1, 0))
+    assert queues.step(7, Step("active", 1), (1, 2, 0)) is not None
+    for number, space_id in enumerate((513, 514, 513)):
+        queues.hold(7, space_id, b"key %d" % number, Type.REPLACE, (5, number, b"frame"), ORIGIN)
+    assert list(queues.advance(1)) == []
+    assert queues.waits[7].waits_for == "s2"
+    assert [held.row.key for held in queues.forget_space(513) if held.row is not None] == [b"key 0", b"key 2"]
+    assert queues.waiting.row_count == 2
+    assert queues.fate(Type.REPLACE, b"key 1", 9, (1, 9, 0)) == (Fate.WAITS, 7)
+    assert queues.fate(Type.REPLACE, b"key 0", 9, (1, 9, 0))[0] is Fate.PUBLISHED
+    queues.forget_space(514)
+    queues.begin({}, "here", is_snapshot=True)
+    assert (queues.waiting.row_count, queues.waiting.byte_count, queues.waits) == (0, 0, {})
+
+
+def test_what_waits_is_the_same_from_the_store() -> None:
+    queues = BucketQueues(Shards("s1", ("s1", "s2")))
+    queues.step(7, Step("sending", 1, "elsewhere"), (1, 1, 0))
+    held = [
+        queues.hold(7, 513, b"key", Type.REPLACE, (5, 0, b"frame"), ORIGIN),
+        queues.step(7, Step("active", 1), (1, 6, 0)),
+    ]
+    again = BucketQueues(Shards("s1", ("s1", "s2")))
+    again.records = dict(queues.records)
+    for each in held:
+        assert each is not None
+        assert unpack(each.pack()) == each
+        again.restore(unpack(each.pack()))
+    assert again.waiting.byte_count == queues.waiting.byte_count
+    again.end_past()
+    assert [(fate, one.row is not None) for one, fate in again.advance(1) if not isinstance(one, int)] == [
+        (Fate.PUBLISHED, True),
+        (Fate.PUBLISHED, False),
+    ]
+    assert not again.are_moving
+
+
+def test_the_first_row_that_waits_at_a_checkpoint() -> None:
+    """Those before it are published, and those behind it wait, too, whatever the state at the checkpoint."""
+    queues = BucketQueues(Shards("s1", ("s1", "s2")))
+    queues.records[7] = BucketRecord("active", 2, head=(1, 5, 1))
+    queues.is_past = True
+    places = ((1, 5, 0), (2, 5, 1), (1, 5, 1))
+    assert [queues.fate(Type.UPDATE, b"key", 7, place)[0] for place in places] == [Fate.PUBLISHED, Fate.PUBLISHED, Fate.WAITS]
+    queues.hold(7, 513, b"key", Type.UPDATE, (5, 1, b"frame"), ORIGIN)
+    assert queues.fate(Type.UPDATE, b"other key", 7, (1, 6, 0)) == (Fate.WAITS, 7)
+    assert queues.step(7, Step("readonly", 2), (1, 7, 0)) is not None
+
+
+def test_fates() -> None:
+    queues = BucketQueues(Shards("s1", ("s1", "s2")))
+    for bucket, status in enumerate(("active", "receiving", "sending", "sent", "garbage"), 1):
+        queues.step(bucket, Step(status, 1, "elsewhere"), (1, bucket, 0))
+    kinds = (Type.INSERT, Type.REPLACE, Type.DELETE)
+    published, silent, lost, waits = Fate.PUBLISHED, Fate.SILENT, Fate.LOST, Fate.WAITS
+    found = [[queues.fate(kind, b"key", bucket, (1, 10, 0))[0] for kind in kinds] for bucket in range(1, 7)]
+    assert found == [
+        [published] * 3,
+        [silent, waits, waits],
+        [waits] * 3,
+        [lost] * 3,
+        [lost, lost, silent],
+        [published] * 3,
+    ]
