@@ -36,6 +36,8 @@ def run(config: Config, *, until_caught_up: bool, supervised: int | None = None,
         daemon = _under_signals(Daemon(_at_any_port(config), StartOptions(**orders)))
         supervision.listening(daemon.http_port)
         supervision.stop_with_fleet(daemon.stop)
+        if until_caught_up:
+            supervision.tell_waits(daemon.status.shards_waited_for)
         daemon.run(until_caught_up=until_caught_up)
     except CdcError as error:
         supervision.failed(error)

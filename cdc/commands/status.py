@@ -87,6 +87,7 @@ def readable(status: dict[str, Any]) -> str:
         pause = ", pausing" if request["paused"] else ""
         progress = f"{request['rows']} rows so far{pause}, {request['waiting']} requests waiting"
         lines.insert(-2, ("snapshot of", f"{wanted}: {progress}"))
+    lines += bucket_lines(status.get("buckets"))
     lines += _lost_log_lines(status)
     lines += [("member", _member_line(member)) for member in status["upstreams"]]
     return "\n".join(f"{name:<12} {value}" for name, value in lines)
@@ -133,6 +134,23 @@ def readable_tap(tap: dict[str, Any]) -> list[str]:
     if memcached is not None:
         lines.append(("memcached", f"{memcached['address']} at seq {memcached['seq']}" + _problem(memcached["error"])))
     return [f"{name:<12} {value}" for name, value in lines]
+
+
+def bucket_lines(buckets: dict[str, Any] | None) -> list[tuple[str, str]]:
+    """Return what waits of buckets that move, and what is wrong with buckets, if anything is."""
+    if buckets is None:
+        return []
+    lines = [("buckets", buckets["message"])] if buckets["waiting"] else []
+    if buckets["lost_changes"]:
+        named = "; ".join(f"bucket {one['bucket_id']}, space {one['space_id']}, key {one['key']}" for one in buckets["lost"])
+        lines.append(
+            ("past router", f"{buckets['lost_changes']} changes of copies that others own, not published; the last: {named}")
+        )
+    lines += [
+        ("two owners", f"bucket {bucket_id} belongs to the shards {', '.join(names)}")
+        for bucket_id, names in buckets["doubled"].items()
+    ]
+    return lines
 
 
 def _lost_log_lines(status: dict[str, Any]) -> list[tuple[str, str]]:

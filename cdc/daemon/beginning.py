@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 from cdc.config import Config
 from cdc.daemon.event_sink import EventSink
+from cdc.kafka import bucket_reader
+from cdc.kafka.bucket_reader import BucketReader
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 from cdc.registry.schema_ids import SchemaIds
@@ -28,9 +30,16 @@ class RunContext:
     is_stopping: threading.Event
     schema_ids: SchemaIds | None = None
     """The registry's ids, if events have schemas there."""
+    buckets: BucketReader | None = None
+    """Reader of the buckets of all shards, if moves are hidden in topics that shards share."""
     new_names: NewNames = TOPICS
     has_progress_bar: bool = True
     """Whether a snapshot may show its progress as a bar, on a terminal."""
+
+    @classmethod
+    def of(cls, config: Config, status: Status, is_stopping: threading.Event, schema_ids: SchemaIds | None) -> RunContext:
+        """Return the context of a daemon, with what its configuration wants."""
+        return cls(config, status, is_stopping, schema_ids, bucket_reader.of_configuration(config))
 
 
 @dataclass(slots=True)
@@ -48,6 +57,7 @@ class Observations:
     """Observations shared by all streams of one daemon, so that each is counted and logged once, and kept once."""
 
     merging_upsert_count: int = 0
+    lost_change_count: int = 0
     overdue_quorum: OverdueQuorum | None = None
     recognizes_rows: bool = True
     """Whether the next stream should see its last rows again. False once after their log turned out to be gone."""

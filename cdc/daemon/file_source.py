@@ -24,6 +24,7 @@ from typing import Final
 import structlog
 
 from cdc.daemon.beginning import Beginning, RunContext
+from cdc.daemon.bucket_watch import BucketWatch
 from cdc.daemon.clock import now_us
 from cdc.daemon.runner import PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
@@ -72,6 +73,8 @@ class Files:
 
     def close(self) -> None:
         """See `Source.close`."""
+        if self._context.buckets is not None:
+            self._context.buckets.close()
 
     @contextmanager
     def opened(self, beginning: Beginning) -> Iterator[Replayer]:
@@ -140,6 +143,7 @@ class Replayer:
         self._server = self._server_at(known.store.vclock if known.store is not None else self._published)
         self._plan = self._decide(known)
         self._runner = PipelineRunner(context, beginning, self._plan, self._server)
+        self._buckets = BucketWatch(context, self._runner, beginning.observations)
         status.upstream_version = ".".join(map(str, self._server.version))
         status.master_vclock = self._ballot.vclock
         self.has_streamed = False
@@ -280,6 +284,7 @@ class Replayer:
                 self._log.debug("reading", file=file.path.name)
                 if _kind(file.meta.writer_version or _OLDEST_VERSION) != _kind(self._server.version):
                     return self._leave_to_next_version(file)
+            self._buckets.look()
             if frames is None:
                 runner.collect_commits()
                 self._show(stream)
@@ -289,6 +294,10 @@ class Replayer:
             runner.submit_all(pipeline.feed(frames, now_us()))
             runner.collect_commits()
             self._show(stream)
+            while not self._buckets.has_room and not self._is_stopping.wait(POLL_SECONDS):
+                runner.collect_commits()
+                self._buckets.look()
+                self._show(stream)
             if self._is_stopping.is_set():
                 return False
         self._show(stream)
@@ -324,6 +333,8 @@ class Replayer:
                 transactions=pipeline.limbo.transaction_count,
                 rows=pipeline.limbo.row_count,
             )
+        if waiting := self._buckets.state.waiting_count:
+            self._log.warning("rows of buckets wait for other shards; the next run goes on with them", buckets=waiting)
         self._log.info("all files have been read", vclock=str(pipeline.position.vclock), end=str(stream.vclock))
 
     def _show(self, stream: LogStream) -> None:

@@ -121,6 +121,8 @@ class FleetDaemon:
                     if "port" in message:
                         port = message["port"]
                         self._events.put(lambda port=port: self._ports.__setitem__(name, port))  # type: ignore[misc]
+                    for needed in message.get("waits_for", ()):
+                        self._events.put(lambda needed=needed: self._processes.need(needed, time.monotonic()))  # type: ignore[misc]
             status = child.wait()
         self._events.put(lambda: self._ended(name, status, failure))
 

@@ -113,6 +113,12 @@ class FleetProcesses:
         shard.phase, shard.start_at = Phase.WAITING, now + delay
         return delay
 
+    def need(self, name: str, now: float) -> None:
+        """Record that another shard waits for this one. If it has ended as it had caught up, it is started again."""
+        shard = self.shards.get(name)
+        if shard is not None and self._until_caught_up and not self.is_stopping and shard.phase is Phase.DONE:
+            shard.phase, shard.start_at = Phase.WAITING, now
+
     def stop(self) -> None:
         """Record that the fleet is to stop."""
         self.is_stopping = True

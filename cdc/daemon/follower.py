@@ -27,6 +27,7 @@ from typing import Final
 import structlog
 
 from cdc.daemon.beginning import Beginning, RunContext
+from cdc.daemon.bucket_watch import BucketWatch, Surveyed, never
 from cdc.daemon.clock import now_us
 from cdc.daemon.runner import PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
@@ -66,6 +67,9 @@ from cdc.upstream.watch import Phase
 REQUEST_TURN_SECONDS: Final = 0.005
 """While a backfill runs: time to wait for stream rows before the publisher's queue is checked again."""
 
+BUCKET_TURN_SECONDS: Final = 0.05
+"""While rows of buckets wait for other shards: time to wait for rows before their records are looked for again."""
+
 RECOGNITION_SECONDS: Final = 3.0
 """Maximum time, in seconds, for which a daemon that is to stop when it has caught up waits for the rows to recognize."""
 
@@ -83,11 +87,12 @@ class Follower:
         *,
         requests: RequestQueue | None = None,
         is_lost: Callable[[], bool] = lambda: False,
+        surveyed: Surveyed = never,
     ) -> None:
         """Prepare to follow the server with this `ballot` according to `plan`.
 
-        While the server is silent, `is_lost` is called: it says whether the server doesn't answer the survey either. Raises
-        StateError.
+        While the server is silent, `is_lost` is called: it says whether the server doesn't answer the survey either. The
+        surveys also tell what the members have (`surveyed`). Raises StateError.
         """
         self._is_lost = is_lost
         self._plan = plan
@@ -111,6 +116,7 @@ class Follower:
         greeting = connection.session.greeting
         server = Server(greeting.uuid, greeting.version, connection.address)
         self._runner = PipelineRunner(context, beginning, plan, server, while_waiting=self._check_connection)
+        self._buckets = BucketWatch(context, self._runner, beginning.observations, ignored=plan.ignored, surveyed=surveyed)
         self._ack_interval = config.source.ack_interval_ms / 1000
         self._acknowledger: Acknowledger | None = None
         self.last_heard_at = time.monotonic()
@@ -296,6 +302,7 @@ class Follower:
                     case _:
                         raise AssertionError(f"{event} in the stream")
             self._note_recognized()
+            self._buckets.look()
             self._serve_requests(is_busy=any(isinstance(event, StreamRows) for event in events))
             if catches_up_with is not None or self._goal.until_caught_up:
                 # A commit may have ended the wait. If the next turn collected it, that would wait once more, for nothing.
@@ -340,6 +347,7 @@ class Follower:
             and target is not None
             and ledger.acknowledged.covers(target)
             and not ledger.unsettled_count
+            and not (self._buckets.waits or self._buckets.is_asked)
             and not (self._recognition.is_waiting and time.monotonic() < self._recognized_until)
         )
 
@@ -387,7 +395,9 @@ class Follower:
         timeout = self._ack_interval
         if self.phase is Phase.STREAMING and self._requests.is_running:
             timeout = min(timeout, REQUEST_TURN_SECONDS if publisher.queued_bytes else 0.0)
-        is_reading = self._runner.has_room
+        if self._buckets.waits:
+            timeout = min(timeout, BUCKET_TURN_SECONDS)
+        is_reading = self._runner.has_room and self._buckets.has_room
         events: list[Event] = []
         if is_reading:
             events = connection.receive(timeout, publisher.wake_fd, wanted_in_seconds=publisher.wanted_in_seconds)

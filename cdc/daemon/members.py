@@ -66,6 +66,8 @@ class Members:
         if self._signals is not None:
             self._signals.close()
         self._monitor.close()
+        if self._context.buckets is not None:
+            self._context.buckets.close()
 
     @contextmanager
     def opened(self, beginning: Beginning) -> Iterator[Follower]:
@@ -158,6 +160,7 @@ class Members:
             ballot,
             requests=self._requests,
             is_lost=self._monitor.is_lost,
+            surveyed=self._monitor.surveyed,
         )
 
     def _check_end_of_log(self, replicaset: UUID, ballot: Ballot) -> None:

@@ -26,6 +26,7 @@ from cdc.config.source import Member, SourceSection
 from cdc.config.timeouts import Timeouts
 from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, Remedy
 from cdc.ops.status import Status
+from cdc.positions.vclock import VClock
 from cdc.protocol.session import Session, Voted
 from cdc.sources.connection import Connection
 from cdc.sources.handshake import expect, log_in
@@ -91,6 +92,7 @@ class UpstreamMonitor:
         self._status = status
         # The members as the status shows them.
         self._shown: tuple[Upstream, ...] = ()
+        self._surveyed: tuple[float, Sequence[VClock]] = (0.0, ())
         self._log = structlog.get_logger().bind(name=status.name)
         self._lock = threading.Lock()
         # The start and result of the latest inquiry to each member. An inquiry that overruns its time limit isn't repeated.
@@ -162,6 +164,7 @@ class UpstreamMonitor:
         before, link = self._shown, self._link()
         found = overview.overview(answers, needed, link.index if link is not None else None, dict(self._failures))
         self._shown = self._status.upstreams = found
+        self._surveyed = time.monotonic(), [each.vclock for each in found if each.vclock is not None]
         self._status.surveyed_at = time.monotonic()
         for index, upstream in enumerate(found):
             earlier = before[index] if before else None
@@ -184,6 +187,10 @@ class UpstreamMonitor:
         """Return whether the followed member left a survey unanswered, has sent nothing since, and another member is good."""
         followed, lost_since = self._followed, self._lost_since
         return followed is not None and lost_since is not None and lost_since == followed[1].last_heard_at
+
+    def surveyed(self) -> tuple[float, Sequence[VClock]]:
+        """Return when the last survey ended (monotonic seconds), and the positions of the members that answered."""
+        return self._surveyed
 
     # The survey's own thread.
 

@@ -80,6 +80,7 @@ class PipelineRunner:
         self._while_waiting = while_waiting
         self._log = structlog.get_logger().bind(name=config.name, upstream=server.address)
         self._schema_ids = context.schema_ids
+        self._buckets = context.buckets
         # Whether the lock of the row work is held: the pipeline is at work.
         self._is_at_work = False
         self._imageless_count = 0
@@ -395,7 +396,8 @@ class PipelineRunner:
         path, server = Path(self._config.state.path), self._server
         formats = formats_of(self._config, self._id_of_schema)
         options = replace(options_of(self._config), formats=formats)
-        surroundings = Surroundings(options, server.server_uuid, server.version, lambda: FileSpool(path), self._new_names)
+        shards = self._buckets.begin() if self._buckets is not None else None
+        surroundings = Surroundings(options, server.server_uuid, server.version, lambda: FileSpool(path), self._new_names, shards)
         checkpoint = replace(self._checkpoint, position=self._seq_after_published(self._checkpoint.position))
         if plan.catch_up_to is not None:
             plan = replace(plan, catch_up_to=checkpoint.position)

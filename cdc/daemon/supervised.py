@@ -1,7 +1,8 @@
 """What a daemon that a fleet's process has started tells it, and how it learns that that process has ended.
 
 Both have one end of a pair of sockets. The daemon writes lines of JSON: {"port": 40001} once it listens, and {"error": …} before
-it ends with one. The fleet's process never writes: if its end is closed, it has ended, and the daemon stops.
+it ends with one. While buckets wait for other shards it says for whom: {"waits_for": ["s1"]}, as a daemon that has caught up, and
+has ended, is needed again then. The fleet's process never writes: if its end is closed, it has ended, and the daemon stops.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable
-from typing import Any
+import time
+from collections.abc import Callable, Collection
+from typing import Any, Final
 
 import structlog
 
 from cdc.daemon.fleet_processes import Failure
 from cdc.errors import CdcError, ConfigurationError, Remedy
+
+WAITS_SECONDS: Final = 1.0
+"""Interval at which a daemon tells for whom it waits."""
 
 
 class Supervision:
@@ -43,6 +48,17 @@ class Supervision:
         """Tell the error with which the daemon is about to end."""
         kinds = {"configuration": isinstance(error, ConfigurationError), "operator": error.remedy is Remedy.OPERATOR}
         self._send({"error": str(error), **kinds})
+
+    def tell_waits(self, waits_for: Callable[[], Collection[str]]) -> None:
+        """Tell every second for which shards this one waits, if for any, as long as the process runs."""
+
+        def tell() -> None:
+            while True:
+                time.sleep(WAITS_SECONDS)
+                if names := sorted(waits_for()):
+                    self._send({"waits_for": names})
+
+        threading.Thread(target=tell, name="waits", daemon=True).start()
 
     def _send(self, message: dict[str, Any]) -> None:
         try:

@@ -126,7 +126,7 @@ class Daemon:
         self.status = Status(config.name, row_path=path_of(config)[0], requests=self._requests, stalled_after_seconds=patience)
         self._stall_watch = StallWatch(self.status)
         self._schema_ids = schema_ids.of_configuration(config.format)
-        self._source = new_source(RunContext(config, self.status, self._is_stopping, self._schema_ids), self._requests)
+        self._source = new_source(RunContext.of(config, self.status, self._is_stopping, self._schema_ids), self._requests)
         self._former = admission.Former(config, self._start_options)
         # With take_over, http.listen is opened only after the daemon that uses it has stopped.
         self._listens_later = False

@@ -42,6 +42,10 @@ COUNTERS: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
         "Signals that were skipped, because of what they contain or because there was nothing to do",
         lambda s: s.requests.signals.skipped if s.requests is not None else 0,
     ),
+    "tarantool_cdc_bucket_changes_lost": (
+        "Changes that clients wrote past the router to copies of buckets that other shards own: they aren't published",
+        lambda s: s.buckets.lost_count if s.buckets is not None else 0,
+    ),
     "tarantool_cdc_log_lines_lost": (LOG_LINES_LOST, lambda _: log.lost_count()),
 }
 """Names without `_total`, which the exposition adds."""
@@ -102,6 +106,22 @@ GAUGES: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
     "tarantool_cdc_limbo_overdue": (
         "1 while a transaction has been waiting for longer than source.quorum_alert_ms; /status names it",
         lambda s: float(s.overdue_quorum is not None),
+    ),
+    "tarantool_cdc_buckets_waiting": (
+        "Buckets whose rows wait for the daemon of the shard where they were before",
+        lambda s: s.buckets.waiting_count if s.buckets is not None else 0,
+    ),
+    "tarantool_cdc_bucket_wait_seconds": (
+        "How long the first of these buckets has been waiting, in seconds; 0 if none waits",
+        lambda s: s.buckets.oldest_seconds(time.time_ns() // 1000) if s.buckets is not None else 0,
+    ),
+    "tarantool_cdc_bucket_waiting_bytes": (
+        "Memory of the rows that wait with these buckets",
+        lambda s: s.buckets.byte_count if s.buckets is not None else 0,
+    ),
+    "tarantool_cdc_buckets_doubled": (
+        "Buckets that more than one shard owns",
+        lambda s: len(s.buckets.doubled) if s.buckets is not None else 0,
     ),
     "tarantool_cdc_state_bytes": ("Bytes of the state store's file, free pages included", lambda s: s.state_bytes),
     "tarantool_cdc_state_rows": ("Rows in the state store", lambda s: s.state_rows),

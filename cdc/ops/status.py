@@ -14,6 +14,7 @@ from cdc.ops.request_queue import RequestQueue
 from cdc.positions.vclock import VClock
 from cdc.registry.schema_ids import RegistryWait
 from cdc.stream.commits.publisher_statistics import PublisherStatistics
+from cdc.stream.reports.bucket_waits import BucketsState
 from cdc.stream.reports.limbo_watch import OverdueQuorum
 from cdc.stream.transactions.limbo import LimboState
 from cdc.upstream.overview import Upstream
@@ -68,6 +69,8 @@ class Status:
     doubtful_key_count: int = 0
     registry_wait: RegistryWait | None = None
     """What rows wait for in the registry of schemas, or None."""
+    buckets: BucketsState | None = None
+    """Buckets that move between shards which share topics, or None."""
     requests: RequestQueue | None = None
     kafka: PublisherStatistics = field(default_factory=PublisherStatistics)
     stalled_after_seconds: float = 15.0
@@ -126,12 +129,18 @@ class Status:
 
     @property
     def shown_error(self) -> str | None:
-        """`error` as shown to operators: if it is None, a stall, an aborted Kafka transaction, an overdue quorum, or signals that
-        can't be read."""
+        """`error` as shown to operators: if it is None, a stall, an aborted Kafka transaction, an overdue quorum, a bucket that
+        has been waiting for long, or signals that can't be read."""
         overdue = self.overdue_quorum.sentence(time.time_ns() // 1000) if self.overdue_quorum is not None else None
         waits = f"rows wait for the registry: {self.registry_wait.sentence}" if self.registry_wait is not None else None
+        bucket = self.buckets.sentence(time.time_ns() // 1000) if self.buckets is not None and self.buckets.is_overdue else None
         signals = self.requests.signals.sentence if self.requests is not None else None
-        return self.error or self.stall or waits or self.kafka.failure or overdue or signals
+        return self.error or self.stall or waits or self.kafka.failure or overdue or bucket or signals
+
+    def shards_waited_for(self) -> set[str]:
+        """Return the shards for which rows of buckets wait."""
+        waits = self.buckets.waits if self.buckets is not None else ()
+        return {wait.waits_for for wait in waits if wait.waits_for is not None}
 
     def lag_seconds(self, now: float) -> float:
         """Return the age in seconds of the oldest received change that isn't committed or waits for a quorum; 0 if there is none.
@@ -205,6 +214,7 @@ class Status:
                 "oldest": f"{self.limbo.oldest_origin}:{self.limbo.oldest_lsn}" if self.limbo.oldest_us else None,
                 "is_overdue": self.overdue_quorum is not None,
             },
+            "buckets": self.buckets.to_json(round(now * 1e6)) if self.buckets is not None else None,
             "registry": None
             if self.registry_wait is None
             else {

@@ -99,3 +99,24 @@ def test_stop_of_one_that_is_being_loaded() -> None:
         processes.ended(name, -15, None, 1)
     assert processes.is_over()
     assert list(processes.problems()) == []
+
+
+def test_one_that_has_caught_up_is_needed_again() -> None:
+    """Rows of a bucket wait in the other for what has come to its server since."""
+    processes = running(until_caught_up=True)
+    processes.ended("s1", 0, None, 1)
+    assert processes.due(1) == []
+    processes.need("s1", 2)
+    processes.need("s2", 2)
+    processes.need("s3", 2)
+    assert processes.due(2) == ["s1"]
+    assert not processes.is_over()
+    processes.started("s1", 2)
+    for name in ("s1", "s2"):
+        processes.ended(name, 0, None, 3)
+    assert processes.is_over()
+    on = running()
+    on.stop()
+    on.ended("s1", 0, None, 1)
+    on.need("s1", 2)
+    assert on.due(2) == []

@@ -331,6 +331,8 @@ class FakeConsumer(FakeClient):
         super().__init__(cluster)
         self._read = cluster.reachable if isolation == "read_committed" else cluster.written
         self._messages: list[Any] = []
+        # By topic: how many of its records are in `_messages`, or were.
+        self._later: dict[str, int] = {}
 
     def offsets_for_times(self, places: list[TopicPartition], _: float) -> list[Any]:
         """The ends, as if each record of a topic was in each of its partitions."""
@@ -361,6 +363,20 @@ class FakeConsumer(FakeClient):
             found = self._read(place.topic)[max(self._cluster.expired[place.topic], place.offset) :]
             self._messages += [_message(place, key, value) for _, _, key, value in found]
             self._messages.append(_message(place, None, None, KafkaError(KafkaError._PARTITION_EOF)))
+
+    def incremental_assign(self, places: list[TopicPartition]) -> None:
+        """What there is now, and its end; what comes later is for `consume`."""
+        self.assign(places)
+        self._later |= {place.topic: len(self._read(place.topic)) for place in places}
+
+    def consume(self, _: int, __: float) -> list[Any]:
+        """What there is, and what has come since."""
+        found, self._messages = self._messages, []
+        for topic, begin in self._later.items():
+            records = self._read(topic)
+            found += [_message(TopicPartition(topic, 0), key, value) for _, _, key, value in records[begin:]]
+            self._later[topic] = len(records)
+        return found
 
     def poll(self, _: float) -> Any:
         """The next."""

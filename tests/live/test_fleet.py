@@ -45,9 +45,9 @@ CHANGES = """
 
 
 LEAVES = """
-    local bucket = ...
-    box.space._bucket:replace{bucket, 'sending', 's2', {generation = 1}}
-    box.space._bucket:replace{bucket, 'sent', 's2', {generation = 1}}
+    local bucket, destination = ...
+    box.space._bucket:replace{bucket, 'sending', destination, {generation = 1}}
+    box.space._bucket:replace{bucket, 'sent', destination, {generation = 1}}
     box.space._bucket:update(bucket, {{'=', 2, 'garbage'}})
     local rows = box.space.orders.index.bucket_id:select(bucket)
     box.begin()
@@ -57,8 +57,8 @@ LEAVES = """
     return rows
 """
 ARRIVES = """
-    local bucket, rows = ...
-    box.space._bucket:insert{bucket, 'receiving', 's1', {generation = 1}}
+    local bucket, source, rows = ...
+    box.space._bucket:insert{bucket, 'receiving', source, {generation = 1}}
     box.begin()
     for _, row in ipairs(rows) do box.space.orders:insert(row) end
     box.commit()
@@ -94,6 +94,8 @@ class Fleet:
             format = "console"
         """)
         self._runs: list[CdcProcess] = []
+        self.in_order: list[dict[str, Any]] = []
+        """The values of the orders that `events` read last, in the order of each partition."""
         self.typed: list[list[str]] = []
         """The commands, as words, without the program."""
 
@@ -141,6 +143,12 @@ class Fleet:
         with TopicReader(self.kafka.bootstrap_servers, self.prefix) as reader:
             reader.look_at_rest()
             found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+            self.in_order = [
+                json.loads(record.value)
+                for (topic, _), records in sorted(reader.records.items())
+                for record in records
+                if topic.endswith("orders") and record.value is not None
+            ]
             for (topic, _), records in reader.records.items():
                 if topic.endswith(("orders", "_bucket")):
                     values = [json.loads(record.value) for record in records if record.value is not None]
@@ -150,7 +158,8 @@ class Fleet:
         return dict(found)
 
     def check(self) -> None:
-        """Hold that each shard's events are there once, and make its master's rows."""
+        """Hold that each shard's events are there once, and that all events make the masters' rows: by key in shared topics,
+        in which moves aren't seen, else by shard and key."""
         found = self.events()
         is_shared = self.topics == "shared"
         assert set(found) == {f"{name}._bucket" for name in SHARDS} | (
@@ -160,13 +169,11 @@ class Fleet:
             own = [value for values in found.values() for value in values if value["source"]["shard"] == name]
             assert {value["source"]["name"] for value in own} == {self.prefix if is_shared else f"{self.prefix}.{name}"}
             assert sorted(value["source"]["seq"] for value in own) == list(range(1, len(own) + 1))
-            rows: dict[int, dict[str, Any]] = {}
-            for value in found["orders" if is_shared else f"{name}.orders"]:
-                if value["source"]["shard"] == name and value["op"] == "d":
-                    del rows[value["before"]["id"]]
-                elif value["source"]["shard"] == name:
-                    rows[value["after"]["id"]] = value["after"]
-            assert [[*row.values()] for _, row in sorted(rows.items())] == master.eval("return box.space.orders:select()")[0]
+            if not is_shared:
+                assert _fold(found[f"{name}.orders"]) == master.eval("return box.space.orders:select()")[0]
+        if is_shared:
+            rows = [row for master in self.masters.values() for row in master.eval("return box.space.orders:select()")[0]]
+            assert _fold(self.in_order) == sorted(rows)
 
     def close(self) -> None:
         """Leave nothing running."""
@@ -176,6 +183,17 @@ class Fleet:
             if "the daemon of a shard is started" in line:
                 with_process = dict(part.split("=", 1) for part in line.split() if "=" in part)
                 _kill_quietly(int(with_process["process"]))
+
+
+def _fold(events: list[dict[str, Any]]) -> list[list[Any]]:
+    """The rows that these events make."""
+    rows: dict[int, dict[str, Any]] = {}
+    for value in events:
+        if value["op"] == "d":
+            del rows[value["before"]["id"]]
+        else:
+            rows[value["after"]["id"]] = value["after"]
+    return [[*row.values()] for _, row in sorted(rows.items())]
 
 
 def _kill_quietly(process: int) -> None:
@@ -209,8 +227,9 @@ def test_two_shards(fleet: Fleet) -> None:
 
     run = fleet.start()
     wait_for("both stream", fleet.caught_up)
-    rows = fleet.masters["s1"].eval(LEAVES, 2)[0]
-    fleet.masters["s2"].eval(ARRIVES, 2, rows)
+    source, destination = (master.eval("return box.info.cluster.uuid")[0] for master in fleet.masters.values())
+    rows = fleet.masters["s1"].eval(LEAVES, 2, destination)[0]
+    fleet.masters["s2"].eval(ARRIVES, 2, source, rows)
     victim = fleet.statuses()["s1"]["process_id"]
     os.kill(victim, signal.SIGKILL)
     for number, master in enumerate(fleet.masters.values()):
