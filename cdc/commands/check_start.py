@@ -22,6 +22,7 @@ from cdc.config import Config
 from cdc.daemon import admission
 from cdc.daemon.admission import StateDirectoryLock, StateMissingError
 from cdc.daemon.given_numbers import other_kafka
+from cdc.daemon.http_settings import access_of
 from cdc.daemon.known_topics import created_again
 from cdc.daemon.start import formats_of, lost_forms_sentence, options_of
 from cdc.errors import CdcError, Remedy, StateError, StateLostError
@@ -186,7 +187,7 @@ def runs_already(config: Config, stored: Checkpoint) -> bool:
     if not is_held_by_daemon(directory, config.name):
         return False
     if sign is None:  # the daemon has just started, or its checkpoint was deleted
-        return config.http.address is not None and asking.name_at(config.http.address) == config.name
+        return config.http.address is not None and asking.name_at(config.http.address, access_of(config)) == config.name
     return sign.writer in StateDirectoryLock.writers_in(directory)[-1:]
 
 
@@ -203,7 +204,7 @@ def _check_address(config: Config) -> None:
     if address is None:
         return
     shard = config.kafka.shard
-    if shard is not None and asking.name_at(address) == shard.fleet:
+    if shard is not None and asking.name_at(address, access_of(config)) == shard.fleet:
         return  # the fleet's process listens there, and gives the daemon another address
     error = admission.listener_conflict_error(config)
     if error is not None:

@@ -45,8 +45,9 @@ def run(config: Config, *, until_caught_up: bool, supervised: int | None = None,
 
 
 def _at_any_port(config: Config) -> Config:
-    """Return the configuration with another address for the status: the fleet's process has http.listen."""
-    return config.model_copy(update={"http": config.http.model_copy(update={"listen": "127.0.0.1:0"})})
+    """Return the configuration with another address for the status: the fleet's process has http.listen, and TLS there."""
+    http = config.http.model_copy(update={"listen": "127.0.0.1:0", "tls_certificate": None, "tls_key": None})
+    return config.model_copy(update={"http": http})
 
 
 def run_fleet(fleet: Fleet, file: Path, *, until_caught_up: bool, **orders: bool) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from cdc.config import Config
+from cdc.daemon.http_settings import access_of
 from cdc.errors import ConfigurationError
 from cdc.ops.asking import ask
 
@@ -29,7 +30,7 @@ def snapshot(
     if where is not None or (spaces and action != "stop"):
         raise ConfigurationError(f"--{action} takes no {'--where' if where is not None else 'spaces'}")
     body: dict[str, Any] = {"spaces": list(spaces)} if spaces else {}
-    ask(config.name, config.http.address, f"/snapshot/{action}", body)
+    ask(config.name, config.http.address, f"/snapshot/{action}", body, access_of(config))
     say(_SAID[action].format(", ".join(spaces) or "any space"))
 
 
@@ -43,7 +44,7 @@ def _execute(config: Config, spaces: Sequence[str], say: Callable[[str], object]
             'Set it to "full", or restart the daemon with snapshot.mode = "always".',
         )
     filter_ = {} if where is None else {"where": where}
-    answer = ask(config.name, config.http.address, "/snapshot", {"spaces": list(spaces), **filter_})
+    answer = ask(config.name, config.http.address, "/snapshot", {"spaces": list(spaces), **filter_}, access_of(config))
     chosen = "all rows" if where is None else "the chosen rows"
     say(
         f"the daemon publishes {chosen} of {', '.join(spaces)} for the request {answer['id']}; `tarantool-cdc status` shows its "

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from cdc.config import Config
 from cdc.config.fleet import Fleet
+from cdc.daemon.http_settings import access_of
 from cdc.errors import RequestError
 from cdc.ops.asking import ask, tap_status
 from cdc.positions.vclock import VClock
@@ -18,7 +19,7 @@ _QUIET_SECONDS: Final = 5.0
 
 def status(config: Config, say: Callable[[str], object], *, as_json: bool) -> None:
     """Ask the daemon, and print its status. Raises ConfigurationError, or RequestError with the daemon's answer."""
-    found = ask(config.name, config.http.address, "/status")
+    found = ask(config.name, config.http.address, "/status", access=access_of(config))
     tap = tap_status(config.name, config.tap.http_address)
     if as_json:
         say(json.dumps({**found, "tap": tap} if tap is not None else found, indent=1))
@@ -28,7 +29,7 @@ def status(config: Config, say: Callable[[str], object], *, as_json: bool) -> No
 
 def fleet_status(fleet: Fleet, say: Callable[[str], object], *, as_json: bool) -> None:
     """Ask a fleet's process, and print the status of all its daemons. Raises as `status`."""
-    found = ask(fleet.name, fleet.shared.http.address, "/status")
+    found = ask(fleet.name, fleet.shared.http.address, "/status", access=access_of(fleet.shared))
     if "shards" not in found:
         raise RequestError(
             f"a daemon {fleet.name!r} answers at http.listen, not the process of a fleet",

@@ -26,7 +26,6 @@ from cdc.commands.watch_lines import TextLines, glyphs_for, json_lines
 from cdc.commands.watch_output import EventOutput, OutputError, Render, open_file
 from cdc.config import (
     Config,
-    HttpSection,
     KafkaSection,
     LogSection,
     SnapshotSection,
@@ -34,6 +33,7 @@ from cdc.config import (
     StateSection,
 )
 from cdc.config.formats import FormatSection
+from cdc.config.http import HttpSection
 from cdc.config.member_uri import parts_of_uri
 from cdc.config.source import SourceSection
 from cdc.config.tap import TapSection

@@ -28,9 +28,10 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from cdc.config.columns import ColumnsSection
 from cdc.config.formats import FormatSection
+from cdc.config.http import HttpSection
 from cdc.config.mistakes import former_key_message, mistake_message, place_shown, unknown_variable_error, wrong_toml
 from cdc.config.routing import RoutingSection, TopicSection, TopicSettings
-from cdc.config.section import Pattern, Section, address_of, check_listen
+from cdc.config.section import Pattern, Section
 from cdc.config.shard import Shard
 from cdc.config.source import SourceSection
 from cdc.config.tap import TapSection
@@ -45,14 +46,7 @@ def _name(text: str) -> str:
     return text
 
 
-def _host_name(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9._-]{1,253}", text):
-        raise ValueError("is not a host name; leave out the port and the scheme")
-    return text
-
-
 Name = Annotated[str, AfterValidator(_name)]
-HostName = Annotated[str, AfterValidator(_host_name)]
 
 
 class SnapshotSection(Section):
@@ -261,25 +255,6 @@ _OWN_PROPERTIES: Final = frozenset(
 )
 
 
-class HttpSection(Section):
-    """HTTP server for status and metrics."""
-
-    listen: str = "127.0.0.1:8085"
-    """Address to listen on; empty: none. There is no password: all clients may read the status and request rows."""
-    allowed_hosts: list[HostName] = Field(default=[])
-    """Host names that requests may use, in addition to IP addresses, localhost and the host in `listen`."""
-
-    @model_validator(mode="after")
-    def _address_can_be_read(self) -> HttpSection:
-        check_listen("listen", self.listen)
-        return self
-
-    @property
-    def address(self) -> tuple[str, int] | None:
-        """Host and port to listen on, or None."""
-        return address_of(self.listen)
-
-
 class LogSection(Section):
     """The daemon's log, on stderr."""
 
@@ -412,6 +387,7 @@ def _with_absolute_paths(config: Config, directory: Path) -> Config:
             "state": config.state.model_copy(update={"path": directory / config.state.path}),
             "tap": _tap_with_absolute_paths(config.tap, directory),
             "kafka": kafka.model_copy(update={"properties": kafka.properties | files}),
+            "http": config.http.with_absolute_paths(directory),
             "format": config.format.model_copy(update={"registry": config.format.registry.with_absolute_paths(directory)}),
         }
     )

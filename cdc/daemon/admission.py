@@ -19,6 +19,7 @@ import structlog
 from confluent_kafka import KafkaException
 
 from cdc.config import Config
+from cdc.daemon.http_settings import access_of
 from cdc.errors import CdcError, ConfigurationError, StateError
 from cdc.kafka import checkpoint_topic, fleet_claim
 from cdc.kafka.clients import KafkaClients
@@ -430,7 +431,7 @@ def listener_conflict_error(config: Config, options: StartOptions = NO_OPTIONS) 
         return None
     # A daemon that holds this state directory can be stopped only by a signal.
     hint = "" if is_locked(store_path(config)) else how_to_end_it(config)
-    return asking.listener_conflict_error(config.name, address, options.added_to(hint))
+    return asking.listener_conflict_error(config.name, address, options.added_to(hint), access_of(config))
 
 
 def _listen_for(config: Config, name: str, is_stopping: Stopping, *, apart_from: str | None = None) -> Sign | None:

@@ -10,6 +10,7 @@ from cdc.config import Config
 from cdc.daemon.event_sink import EventSink
 from cdc.kafka import bucket_reader
 from cdc.kafka.bucket_reader import BucketReader
+from cdc.ops.event_tail import EventTail
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 from cdc.registry.schema_ids import SchemaIds
@@ -35,11 +36,15 @@ class RunContext:
     new_names: NewNames = TOPICS
     has_progress_bar: bool = True
     """Whether a snapshot may show its progress as a bar, on a terminal."""
+    tail: EventTail | None = None
+    """What is shown of the newest events to those who look at them."""
 
     @classmethod
-    def of(cls, config: Config, status: Status, is_stopping: threading.Event, schema_ids: SchemaIds | None) -> RunContext:
+    def of(
+        cls, config: Config, status: Status, is_stopping: threading.Event, schema_ids: SchemaIds | None, tail: EventTail
+    ) -> RunContext:
         """Return the context of a daemon, with what its configuration wants."""
-        return cls(config, status, is_stopping, schema_ids, bucket_reader.of_configuration(config))
+        return cls(config, status, is_stopping, schema_ids, bucket_reader.of_configuration(config), tail=tail)
 
 
 @dataclass(slots=True)

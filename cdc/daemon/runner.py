@@ -11,6 +11,7 @@ files. Every batch waits for room, so that the queue exceeds its limit by one ba
 from __future__ import annotations
 
 import select
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -81,6 +82,7 @@ class PipelineRunner:
         self._log = structlog.get_logger().bind(name=config.name, upstream=server.address)
         self._schema_ids = context.schema_ids
         self._buckets = context.buckets
+        self._tail = context.tail
         # Whether the lock of the row work is held: the pipeline is at work.
         self._is_at_work = False
         self._imageless_count = 0
@@ -256,6 +258,8 @@ class PipelineRunner:
                 self._checkpoint.spaces.pop(space_id, None)
             else:
                 self._checkpoint.spaces[space_id] = space
+        if self._tail is not None:
+            self._tail.note(batch)
         self._publisher.submit(batch)
         self._is_inside = not batch.is_boundary
         images = self.pipeline.images
@@ -301,6 +305,7 @@ class PipelineRunner:
     def collect_commits(self, *, is_forced: bool = False) -> None:
         """Settle the batches that are durable now. Raises PublishAborted, StateError, or the publisher's error."""
         ledger, writer = self.pipeline.ledger, self._writer
+        self._status.turned_at = time.monotonic()
         if self._schema_ids is not None:
             self._schema_ids.check()
         for position in self._publisher.collect():
@@ -364,6 +369,7 @@ class PipelineRunner:
     def update_status(self) -> None:
         """Update the status: the amounts of data that wait, and where they wait."""
         pipeline, status, observations = self.pipeline, self._status, self._observations
+        status.turned_at = time.monotonic()
         status.queued_bytes = self._publisher.queued_bytes
         status.open_transaction_bytes = pipeline.open_byte_count
         status.is_reading = self.has_room

@@ -21,10 +21,8 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final
 
 import structlog
 
@@ -34,13 +32,14 @@ from cdc.daemon.admission import StartOptions, StateDirectoryLock, StateMissingE
 from cdc.daemon.backoff import jittered
 from cdc.daemon.beginning import Beginning, Goal, Observations, RunContext
 from cdc.daemon.given_numbers import GivenNumbers
+from cdc.daemon.http_settings import setup_of
+from cdc.daemon.listener import Listener
 from cdc.daemon.members import Members
 from cdc.daemon.row_path import new_row_work_lock, path_of, tune_garbage_collector
 from cdc.daemon.source import NewSource
 from cdc.daemon.start import known_before, options_of
 from cdc.errors import (
     CdcError,
-    ConfigurationError,
     ConnectionLostError,
     OtherHistoryError,
     PublishAborted,
@@ -57,10 +56,10 @@ from cdc.kafka.clients import KafkaClients
 from cdc.kafka.errors import FencedError, ForbiddenError, ProducerLostError
 from cdc.kafka.publisher import Publisher
 from cdc.kafka.sign_of_life import SignOfLife
-from cdc.ops.http import StatusServer
 from cdc.ops.request_queue import RequestQueue
 from cdc.ops.stall_watch import StallWatch
 from cdc.ops.status import Status
+from cdc.ops.view import View
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.constants import ErrorCode
@@ -70,13 +69,9 @@ from cdc.store.files import is_there, set_aside
 from cdc.store.writer import StateWriter
 from cdc.stream.batches.spaces import no_longer_published
 from cdc.stream.commits.checkpoint import Checkpoint, Writer
-from cdc.stream.commits.ownership import NameTakenError
 from cdc.upstream import start
 from cdc.upstream.failover import BackOff
 from cdc.upstream.start import Known, StateForeignError
-
-_ENDS_SECONDS: Final = 30.0
-"""Time that a fenced daemon may take to stop. It notices the fencing at its next commit, after 5 s at most."""
 
 
 class Daemon:
@@ -123,19 +118,25 @@ class Daemon:
         self._aborted = "a Kafka transaction was aborted" if transactional else "not all messages were delivered"
         self._requests = RequestQueue(start_alone=config.kafka.delivery == "at_least_once")
         patience = config.kafka.stalled_after_ms / 1000
-        self.status = Status(config.name, row_path=path_of(config)[0], requests=self._requests, stalled_after_seconds=patience)
-        self._stall_watch = StallWatch(self.status)
+        self.status = Status(
+            config.name,
+            row_path=path_of(config)[0],
+            requests=self._requests,
+            stalled_after_seconds=patience,
+            setup=setup_of(config),
+        )
+        self._view = View(self.status)
+        self._stall_watch = StallWatch(self.status, self._view.look)
         self._schema_ids = schema_ids.of_configuration(config.format)
-        self._source = new_source(RunContext.of(config, self.status, self._is_stopping, self._schema_ids), self._requests)
+        context = RunContext.of(config, self.status, self._is_stopping, self._schema_ids, self._view.tail)
+        self._source = new_source(context, self._requests)
+        self._listener = Listener(config, self._start_options, self._view)
         self._former = admission.Former(config, self._start_options)
-        # With take_over, http.listen is opened only after the daemon that uses it has stopped.
-        self._listens_later = False
-        self._server = self._listen()
 
     @property
     def http_port(self) -> int | None:
         """Port of /metrics and /status, or None if they aren't served."""
-        return self._server.port if self._server else None
+        return self._listener.port
 
     def stop(self) -> None:
         """Request a clean stop. Safe in a signal handler."""
@@ -159,8 +160,7 @@ class Daemon:
                         if self._is_stopping.is_set():
                             break
                         self._publisher = self._start_publisher()
-                        if self._listens_later:
-                            self._listen_later()
+                        self._listener.open_late(self._is_stopping)
                     # What is published from here on comes after all that a fenced daemon publishes, and is numbered so.
                     self._former.await_end(self._checkpoint, self._directory_lock, self._writer_id, self._is_stopping.is_set)
                     if self._follow(self._publisher, goal):
@@ -171,11 +171,13 @@ class Daemon:
         except ForbiddenError as error:
             clients = KafkaClients(self._config.name, self._config.kafka)
             explained = rights.explained(error, self._config.name, self._config.kafka, clients)
-            self.status.state, self.status.error = "failed", str(explained)
+            self._show_error(explained)
+            self.status.state = "failed"
             raise explained from error
         except CdcError as error:
             error.hint = self._start_options.added_to(error.hint)
-            self.status.state, self.status.error = "failed", str(error)
+            self._show_error(error)
+            self.status.state = "failed"
             if isinstance(error, StateForeignError) and self._directory_lock is not None:
                 # This process has become the checkpoint's writer. The next one must not conclude that the store is the right one.
                 self._directory_lock.remove_holder(self._writer_id)
@@ -189,8 +191,10 @@ class Daemon:
             if self._schema_ids is not None:
                 self._schema_ids.close()
             self._stall_watch.close()
-            if self._server is not None:
-                self._server.close()
+            self._listener.close()
+
+    def _show_error(self, error: CdcError) -> None:
+        self.status.error_remedy, self.status.error = error.hint, str(error)
 
     def _close_writer(self) -> None:
         """Close the store. Raises StateError, unless another error is being raised already: then the failure is only logged."""
@@ -202,34 +206,6 @@ class Daemon:
             if not is_failing:
                 raise
             self._log.warning("the state store can't be closed cleanly", reason=str(error))
-
-    def _listen(self) -> StatusServer | None:
-        address = self._config.http.address
-        try:
-            return StatusServer(address, self.status, self._config.http.allowed_hosts) if address is not None else None
-        except ConfigurationError as error:
-            assert address is not None
-            found = admission.listener_conflict_error(self._config, self._start_options)
-            if self._start_options.take_over and isinstance(found, NameTakenError):
-                self._listens_later = True
-                return None
-            raise found or error from error
-
-    def _listen_later(self) -> None:
-        """Open http.listen once the fenced daemon that uses the address has stopped."""
-        address = self._config.http.address
-        assert address is not None
-        deadline = time.monotonic() + _ENDS_SECONDS
-        while not self._is_stopping.is_set():
-            try:
-                self._server = StatusServer(address, self.status, self._config.http.allowed_hosts)
-            except ConfigurationError:
-                if time.monotonic() > deadline:
-                    raise
-                self._is_stopping.wait(0.2)
-            else:
-                self._listens_later = False
-                return
 
     def _open_store(self) -> None:
         state = self._config.state
@@ -377,7 +353,8 @@ class Daemon:
                 delay = jittered(self._source.next_delay())
                 # The wait for the end of the former daemon's connection is logged once.
                 is_told = isinstance(error, ServerError) and error.code == ErrorCode.CFG and self._waited_for == str(error)
-                self._waited_for = self.status.error = str(error)
+                self._waited_for = str(error)
+                self._show_error(error)
                 tell = self._log.debug if is_told else self._log.warning
                 tell("waiting", reason=str(error), retry_seconds=round(delay, 2))
                 self._is_stopping.wait(delay)

@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import json
+import ssl
 import urllib.error
 import urllib.request
 from http.client import HTTPException
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from cdc.errors import CdcError, ConfigurationError, RequestError
 from cdc.stream.commits.ownership import NameTakenError
 
 _ASK_SECONDS: Final = 30.0
 """Longer than the time after which the daemon answers that it is too busy."""
+_DENIED: Final = (401, 403)
+_DENIED_HINT: Final = (
+    "Run the command as the daemon's user with the daemon's own configuration, or set http.token or http.tokens_file in both."
+)
 _STATUS_SECONDS: Final = 5.0
 
 Address = tuple[str, int]
 
 
-def ask(name: str, address: Address | None, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+class Access(NamedTuple):
+    """How a daemon is asked: the token to show, and the certificate of its listener if that has TLS."""
+
+    token: str | None = None
+    certificate: Path | None = None
+
+
+PLAIN: Final = Access()
+
+
+def ask(
+    name: str, address: Address | None, path: str, body: dict[str, Any] | None = None, access: Access = PLAIN
+) -> dict[str, Any]:
     """Send a request to the running daemon `name` at http.listen's address, and return its answer.
 
     `body` is the body of a POST; without it the request is a GET. Raises ConfigurationError if no daemon, or another one,
@@ -31,17 +49,21 @@ def ask(name: str, address: Address | None, path: str, body: dict[str, Any] | No
     host, port = address
     try:
         # Check the name before the request: another configuration may have the same address.
-        status = _get(address, "/status", None)
+        status = _get(address, "/status", None, access)
         if status["name"] != name:
             shard = _shard_of(status, name)
             if shard is None:
                 raise ConfigurationError(
                     f"at {host}:{port} the daemon {status['name']!r} answers, not {name!r}", "Correct http.listen."
                 )
-            return _get(address, f"/shards/{shard}{path}", body)
-        return status if path == "/status" else _get(address, path, body)
+            return _get(address, f"/shards/{shard}{path}", body, access)
+        return status if path == "/status" else _get(address, path, body, access)
     except urllib.error.HTTPError as error:
         with error:
+            if error.code in _DENIED:
+                raise RequestError(
+                    f"{host}:{port} refuses: {_refusal(error.read()) or 'this token has no right to that'}", _DENIED_HINT
+                ) from error
             raise RequestError(_refusal(error.read()) or f"{host}:{port} answers {error.code} to {path}") from error
     except (HTTPException, OSError, ValueError, KeyError, TypeError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
@@ -68,12 +90,12 @@ def tap_status(name: str, address: Address | None) -> dict[str, Any] | None:
     return found if found.get("name") == name and "clients" in found else None
 
 
-def listener_conflict_error(name: str, address: Address, how_to_end_it: str) -> CdcError | None:
+def listener_conflict_error(name: str, address: Address, how_to_end_it: str, access: Access = PLAIN) -> CdcError | None:
     """Return the error for a daemon `name` that can't listen at an address where another daemon listens; None if none does.
 
     `how_to_end_it` is added to the hint if the other daemon has the same name.
     """
-    found = _status_at(address)
+    found = _status_at(address, access)
     if found is None:
         return None
     other, process = found["name"], found.get("process_id")
@@ -91,34 +113,45 @@ def listener_conflict_error(name: str, address: Address, how_to_end_it: str) -> 
     )
 
 
-def name_at(address: Address) -> str | None:
+def name_at(address: Address, access: Access = PLAIN) -> str | None:
     """Return the name of the daemon that answers at an address; None if none does."""
-    found = _status_at(address)
+    found = _status_at(address, access)
     return None if found is None else str(found["name"])
 
 
-def _status_at(address: Address) -> dict[str, Any] | None:
+def _status_at(address: Address, access: Access) -> dict[str, Any] | None:
     try:
-        found = _get(address, "/status", None)
+        found = _get(address, "/status", None, access)
         # Another program at this address may answer anything.
         return found if isinstance(found["name"], str) else None
     except (HTTPException, OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _get(address: Address, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+def _get(address: Address, path: str, body: dict[str, Any] | None, access: Access = PLAIN) -> dict[str, Any]:
     host, port = address
-    request = urllib.request.Request(
-        f"http://{host}:{port}{path}",
-        data=None if body is None else json.dumps(body).encode(),
-        headers={"Content-Type": "application/json"},
-    )
+    scheme = "http" if access.certificate is None else "https"
+    headers = {"Content-Type": "application/json"}
+    if access.token is not None:
+        headers["Authorization"] = f"Bearer {access.token}"
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"{scheme}://{host}:{port}{path}", data=data, headers=headers)  # noqa: S310 - see scheme
     timeout = _STATUS_SECONDS if body is None else _ASK_SECONDS
     # The request goes directly to the daemon's address, even if the environment sets a proxy.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(request, timeout=timeout) as answer:
+    handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
+    if access.certificate is not None:
+        handlers.append(urllib.request.HTTPSHandler(context=_trusting(access.certificate)))
+    with urllib.request.build_opener(*handlers).open(request, timeout=timeout) as answer:
         found: dict[str, Any] = json.load(answer)
         return found
+
+
+def _trusting(certificate: Path) -> ssl.SSLContext:
+    """Return a context that trusts exactly the configured certificate, whoever has signed it, at whichever address."""
+    context = ssl.create_default_context(cafile=str(certificate))
+    context.check_hostname = False  # the address may be an IP address, and the certificate is known
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    return context
 
 
 def _refusal(body: bytes) -> str | None:

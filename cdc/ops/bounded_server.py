@@ -4,8 +4,13 @@
                   many idle connections there are
     time          a connection is closed `request_seconds` after it was accepted, even if the client still sends. Once the answer
                   exists, the client has as long again to read it. A handler whose answer has to wait calls `extend_deadline`
+    pace          at most `PER_SECOND_MAX` connections are accepted per second, after a burst of as many; the others wait in the
+                  system's queue, so a flood takes a bounded part of the process' CPU time
+    TLS           the handshake is done by the connection's thread, within the connection's time
     Host          an IP address, `localhost` or an allowed name. A web page can make its own host name resolve to this machine
                   (DNS rebinding); the browser's requests then carry that name, and are answered with 421
+
+A handler may hand its connection over to somebody else (`hand_over`), who then closes it; it no longer counts here.
 
 The server doesn't know what its paths mean: subclasses of the handler answer the requests.
 """
@@ -16,11 +21,13 @@ import contextlib
 import errno
 import ipaddress
 import socket
+import ssl
 import sys
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, Final, Self
 
 import structlog
@@ -29,6 +36,7 @@ from cdc.errors import ConfigurationError
 
 CONNECTIONS_MAX: Final = 32
 REQUEST_SECONDS: Final = 10.0
+PER_SECOND_MAX: Final = 100
 ANSWER_BUFFER_BYTES: Final = 256 * 1024
 _OUT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 _HOST_SHOWN: Final = 100
@@ -48,8 +56,12 @@ class BoundedServer(ThreadingHTTPServer):
         allowed_hosts: Collection[str] = (),
         connections_max: int = CONNECTIONS_MAX,
         request_seconds: float = REQUEST_SECONDS,
+        tls: Certificate | None = None,
     ) -> None:
         """Listen at an IPv4 or IPv6 address. Raises OSError if the address isn't available."""
+        self._tls = tls
+        # Connections that may be accepted at once, and when that number was true.
+        self._allowance, self._allowed_at = float(PER_SECOND_MAX), time.monotonic()
         self.allowed_hosts = frozenset(host.lower() for host in (*allowed_hosts, address[0]))
         self._connections_max = connections_max
         self._request_seconds = request_seconds
@@ -57,17 +69,23 @@ class BoundedServer(ThreadingHTTPServer):
         # Open connections, oldest first, with the time at which each will be cut. The threads include those of cut connections.
         self._open: dict[socket.socket, float] = {}
         self._thread_count = 0
+        self._handed_over: set[socket.socket] = set()
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, handler)
 
     @classmethod
     def listening(
-        cls, key: str, address: tuple[str, int], handler: type[BoundedHandler], allowed_hosts: Collection[str] = ()
+        cls,
+        key: str,
+        address: tuple[str, int],
+        handler: type[BoundedHandler],
+        allowed_hosts: Collection[str] = (),
+        tls: Certificate | None = None,
     ) -> Self:
         """Return a server that listens at the address of the configuration's `key`. Raises ConfigurationError if it can't."""
         try:
-            return cls(address, handler, allowed_hosts=allowed_hosts)
+            return cls(address, handler, allowed_hosts=allowed_hosts, tls=tls)
         except OSError as error:
             raise ConfigurationError(
                 f"can't listen at {key} = {address[0]}:{address[1]}: {error.strerror}",
@@ -94,12 +112,23 @@ class BoundedServer(ThreadingHTTPServer):
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """Accept the next connection. If the process has no free descriptors, pause before the error is raised."""
+        self._keep_pace()
         try:
-            return super().get_request()
+            request, address = super().get_request()
+            return request if self._tls is None else self._tls.wrapped(request), address
         except OSError as error:
             if error.errno in _OUT_OF_DESCRIPTORS:
                 time.sleep(0.1)  # no event says when descriptors are free again
             raise
+
+    def _keep_pace(self) -> None:
+        """Wait until another connection may be accepted."""
+        now = time.monotonic()
+        self._allowance = min(float(PER_SECOND_MAX), self._allowance + (now - self._allowed_at) * PER_SECOND_MAX)
+        self._allowed_at = now
+        if self._allowance < 1:
+            time.sleep((1 - self._allowance) / PER_SECOND_MAX)
+        self._allowance -= 1
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give the connection a thread, and cut the oldest connection if there are too many."""
@@ -118,11 +147,20 @@ class BoundedServer(ThreadingHTTPServer):
             super().shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close the connection and forget it."""
+        """Forget the connection, and close it unless it was handed over."""
         with self._lock:
             self._open.pop(request, None)
             self._thread_count -= 1
-        super().shutdown_request(request)
+            is_handed_over = request in self._handed_over
+            self._handed_over.discard(request)
+        if not is_handed_over:
+            super().shutdown_request(request)
+
+    def hand_over(self, request: socket.socket) -> None:
+        """Leave a connection to the caller, after its request was read: it is neither cut nor closed from now on."""
+        with self._lock:
+            self._open.pop(request, None)
+            self._handed_over.add(request)
 
     def extend_deadline(self, request: socket.socket, seconds: float) -> None:
         """Extend a connection's deadline after its request was read.
@@ -156,7 +194,42 @@ class BoundedServer(ThreadingHTTPServer):
         """Shut a connection down: its thread then reads an end, or fails to write, and closes the connection."""
         self._open.pop(request, None)
         with contextlib.suppress(OSError):
-            request.shutdown(socket.SHUT_RDWR)
+            # Of a TLS connection, too, only the socket: its own method forgets the keys, while another thread may be writing.
+            socket.socket.shutdown(request, socket.SHUT_RDWR)
+
+
+class Certificate:
+    """A server's certificate for TLS. Its files are read again when they have changed, for the connections after that."""
+
+    def __init__(self, certificate: Path, key: Path | None) -> None:
+        """Raises OSError or ssl.SSLError if the files can't be used."""
+        self._files = certificate, key
+        self._state = self._state_now()
+        self._context = self._loaded()
+
+    def wrapped(self, request: socket.socket) -> socket.socket:
+        """Return the connection with TLS. The handshake is done when it is first read."""
+        state = self._state_now()
+        if state != self._state:
+            self._state = state
+            # Both files are replaced one after the other: meanwhile the former certificate goes on.
+            with contextlib.suppress(OSError, ssl.SSLError):
+                self._context = self._loaded()
+        return self._context.wrap_socket(request, server_side=True, do_handshake_on_connect=False)
+
+    def _loaded(self) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(*self._files)
+        return context
+
+    def _state_now(self) -> list[tuple[int, int]]:
+        found = []
+        for file in self._files:
+            with contextlib.suppress(OSError):
+                state = file.stat() if file is not None else None
+                found += [(state.st_mtime_ns, state.st_ino)] if state is not None else []
+        return found
 
 
 class BoundedHandler(BaseHTTPRequestHandler):
@@ -186,12 +259,14 @@ class BoundedHandler(BaseHTTPRequestHandler):
             return False
         return True
 
-    def answer(self, code: int, content_type: str, body: bytes) -> None:
+    def answer(self, code: int, content_type: str, body: bytes, headers: Mapping[str, str] | None = None) -> None:
         """Send the complete answer. It has the normal time to be sent, however long it took to be made."""
         self.server.extend_deadline(self.connection, 0)
         self.send_response(code)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
+        for name, value in (headers or {}).items():
+            self.send_header(name, value)
         self.end_headers()
         self.wfile.write(body)
 

@@ -6,6 +6,7 @@ A separate thread checks for the stall, because the daemon's and the publisher's
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -20,7 +21,9 @@ _REGISTRY: Final = ("the registry of schemas holds all rows up", "the registry o
 class StallWatch:
     """Thread that checks one status for a stall."""
 
-    def __init__(self, status: Status) -> None:
+    def __init__(self, status: Status, also: Callable[[], None] = lambda: None) -> None:
+        """`also` is called at each turn, too: for what else is to be observed regularly."""
+        self._also = also
         self._status = status
         self._log = structlog.get_logger().bind(name=status.name)
         self._is_stopping = threading.Event()
@@ -54,3 +57,4 @@ class StallWatch:
     def _run(self) -> None:
         while not self._is_stopping.wait(TURN_SECONDS):
             self.check()
+            self._also()

@@ -6,11 +6,12 @@ import os
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from cdc import log
 from cdc.ops.progress import SnapshotProgress
 from cdc.ops.request_queue import RequestQueue
+from cdc.ops.setup import Setup
 from cdc.positions.vclock import VClock
 from cdc.registry.schema_ids import RegistryWait
 from cdc.stream.commits.publisher_statistics import PublisherStatistics
@@ -22,6 +23,9 @@ from cdc.upstream.overview import Upstream
 RowPath = Literal["native", "python"]
 State = Literal["starting", "waiting for kafka", "connecting", "snapshot", "streaming", "stalled", "stopping", "failed"]
 
+LIFELESS_SECONDS: Final = 120.0
+"""Time for one turn of the daemon's loop after which it counts as hanging. Every wait in a turn is shorter by far."""
+
 
 @dataclass(slots=True)
 class Status:
@@ -30,6 +34,8 @@ class Status:
     name: str
     state: State = "starting"
     error: str | None = None
+    error_remedy: str = ""
+    """What an operator can do about `error`, if anything."""
     upstream: str | None = None
     upstreams: tuple[Upstream, ...] = ()
     surveyed_at: float = 0.0
@@ -75,6 +81,9 @@ class Status:
     kafka: PublisherStatistics = field(default_factory=PublisherStatistics)
     stalled_after_seconds: float = 15.0
     row_path: RowPath = "python"
+    setup: Setup = field(default_factory=Setup)
+    turned_at: float = 0.0
+    """When the daemon's thread last went through its loop while it had a stream, by time.monotonic; 0 before the first time."""
     started_at: float = field(init=False)
 
     def __post_init__(self) -> None:
@@ -84,6 +93,19 @@ class Status:
     def is_ready(self) -> bool:
         """Whether changes flow and become durable."""
         return self.shown_state == "streaming"
+
+    @property
+    def lifelessness(self) -> str | None:
+        """Why this process can't go on by itself, so that a supervisor should start it again; None if it can.
+
+        A daemon that waits for Kafka, a server, a quorum or the registry lives: a restart wouldn't help.
+        """
+        if self.state == "failed":
+            return self.shown_error or "failed"
+        seconds = time.monotonic() - self.turned_at
+        if self.turned_at and self.state in ("streaming", "snapshot") and seconds > LIFELESS_SECONDS:
+            return f"the daemon's thread has been busy with one step for {seconds:.0f} s; SIGUSR2 prints where"
+        return None
 
     @property
     def row_count(self) -> int:
@@ -141,6 +163,21 @@ class Status:
         """Return the shards for which rows of buckets wait."""
         waits = self.buckets.waits if self.buckets is not None else ()
         return {wait.waits_for for wait in waits if wait.waits_for is not None}
+
+    @property
+    def master(self) -> VClock:
+        """The newest known position of the replica set: what the followed member and the surveys have told, and what arrived."""
+        newest = dict(self.received.items())
+        for vclock in (self.master_vclock, *(upstream.vclock for upstream in self.upstreams)):
+            for origin, lsn in vclock.items() if vclock is not None else ():
+                newest[origin] = max(lsn, newest.get(origin, 0))
+        return VClock(newest)
+
+    @property
+    def lag_rows(self) -> int:
+        """Rows that the replica set is known to have and Kafka hasn't. The master's position may be some seconds old."""
+        checkpoint, ignored = self.checkpoint, self.setup.ignored_origins
+        return sum(max(0, lsn - checkpoint[origin]) for origin, lsn in self.master.items() if origin not in ignored)
 
     def lag_seconds(self, now: float) -> float:
         """Return the age in seconds of the oldest received change that isn't committed or waits for a quorum; 0 if there is none.

@@ -182,9 +182,9 @@ def test_the_daemon_whose_checkpoint_was_deleted_is_still_this_one(tmp_path: Pat
     monkeypatch.setattr(ReadersView, "newest_numbers", lambda _: Numbers(7))
     own = config(state={"path": str(tmp_path)}, http={"listen": "127.0.0.1:1"})
     store = StateStore(admission.store_path(own), daemon_named("shop"))
-    monkeypatch.setattr(asking, "name_at", lambda _: "shop")
+    monkeypatch.setattr(asking, "name_at", lambda *_: "shop")
     assert [finding.key for finding in of_kafka(own, Checkpoint())] == ["shop.checkpoint", "name"]
-    monkeypatch.setattr(asking, "name_at", lambda _: "other")
+    monkeypatch.setattr(asking, "name_at", lambda *_: "other")
     *_, path = of_kafka(own, Checkpoint())
     assert path.key == "state.path"
     assert f"in use by the daemon 'shop', process {os.getpid()}. Stop that one first." in path.sentence

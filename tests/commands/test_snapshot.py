@@ -25,7 +25,7 @@ def config(tmp_path: Path, images: str) -> Config:
 def test_it_names_the_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
 
-    def ask(name: str, _: Any, path: str, question: Any) -> dict[str, Any]:
+    def ask(name: str, _: Any, path: str, question: Any, _access: Any) -> dict[str, Any]:
         asked.append((name, path, question))
         return {"id": f"http-{len(asked)}", "spaces": question["spaces"]}
 
@@ -47,7 +47,7 @@ def test_it_names_the_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_other_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr("cdc.commands.snapshot.ask", lambda _, __, path, question: asked.append((path, question)))
+    monkeypatch.setattr("cdc.commands.snapshot.ask", lambda _, __, path, question, ___: asked.append((path, question)))
     settings = config(tmp_path, "full")
     for action, spaces in (("stop", ["users"]), ("stop", []), ("pause", []), ("resume", [])):
         snapshot(settings, action, spaces, print)

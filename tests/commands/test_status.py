@@ -51,7 +51,7 @@ def test_for_people_or_as_the_daemon_gives_it(
         "state": {"path": str(tmp_path)},
         "tap": {"http": ""},  # a TAP server of this machine's isn't asked
     }
-    monkeypatch.setattr("cdc.commands.status.ask", lambda *_: shown)
+    monkeypatch.setattr("cdc.commands.status.ask", lambda *_, **__: shown)
     said: list[str] = []
     status(parse(values, "test"), said.append, as_json=as_json)
     if as_json:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cdc.config import parse
-from cdc.daemon import admission, supervisor
+from cdc.daemon import admission
 from cdc.daemon.admission import StartOptions, StateMissingError
 from cdc.daemon.members import Members
 from cdc.daemon.supervisor import Daemon
@@ -254,18 +254,17 @@ def test_with_take_over_the_address_is_listened_at_once_the_other_has_ended(
             "http": {"listen": f"127.0.0.1:{port}"},
         }
         config = parse(values, "test")
-        monkeypatch.setattr(asking, "_status_at", lambda _: {"name": "another"})
+        monkeypatch.setattr(asking, "_status_at", lambda *_: {"name": "another"})
         with pytest.raises(ConfigurationError):
             Daemon(config, StartOptions(take_over=True))
-        monkeypatch.setattr(asking, "_status_at", lambda _: {"name": "shop"})
+        monkeypatch.setattr(asking, "_status_at", lambda *_: {"name": "shop"})
         with pytest.raises(NameTakenError, match=r"start with --take-over"):
             Daemon(config)
         daemon = Daemon(config, StartOptions(take_over=True))
         assert daemon.http_port is None
-        monkeypatch.setattr(supervisor, "_ENDS_SECONDS", 0.0)
+        monkeypatch.setattr("cdc.daemon.listener._ENDS_SECONDS", 0.0)
         with pytest.raises(ConfigurationError):
-            daemon._listen_later()
-    daemon._listen_later()
+            daemon._listener.open_late(threading.Event())
+    daemon._listener.open_late(threading.Event())
     assert daemon.http_port == port
-    assert daemon._server is not None
-    daemon._server.close()
+    daemon._listener.close()

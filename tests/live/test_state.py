@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cdc.commands.verify import KEYLESS
+from cdc.ops.rights import OWN_TOKEN
 from cdc.protocol.extensions import pack, unpack
 from cdc.schema.keys import space_prefix
 from cdc.store.store import StateStore
@@ -160,8 +161,9 @@ def test_snapshot_that_can_not_be_had(scene: Scene) -> None:
     scene.catch_up()
     assert "'nothing' is published. Published are: things." in complaint(scene.daemon, "snapshot", "things", "nothing")
     url = f"http://{scene.daemon.settings['http']['listen']}/snapshot"
+    token = (Path(scene.daemon.settings["state"]["path"]) / OWN_TOKEN).read_text().strip()
     for body, kind, status in ((b"{}", "application/json", 400), (b'{"spaces":["things"]}', "text/plain", 415)):
-        request = urllib.request.Request(url, data=body, headers={"Content-Type": kind})
+        request = urllib.request.Request(url, data=body, headers={"Content-Type": kind, "Authorization": f"Bearer {token}"})
         with pytest.raises(urllib.error.HTTPError) as raised:
             urllib.request.urlopen(request, timeout=10)  # noqa: S310 - the scheme is ours
         with raised.value as answer:

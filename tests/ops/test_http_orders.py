@@ -11,8 +11,12 @@ import pytest
 from cdc.ops.http import StatusServer
 from cdc.ops.http_orders import PATHS, BodyError, order_in
 from cdc.ops.request_queue import RequestQueue
+from cdc.ops.rights import ROLES, Rights, Visitor, digest
 from cdc.ops.status import Status
+from cdc.ops.view import View
 from cdc.stream.snapshots.orders import Condition, Execute, Pause, Resume, Stop
+
+TOKEN = "a-token-of-the-test"
 
 
 def of(path: str, body: Any) -> Any:
@@ -68,11 +72,11 @@ def test_a_body_that_is_not_read_is_not_taken_for_none(header: str, body: bytes)
     status = Status("shop")
     status.requests = RequestQueue()
     status.requests.open()
-    server = StatusServer(("127.0.0.1", 0), status)
+    server = StatusServer(("127.0.0.1", 0), View(status), rights=Rights({digest(TOKEN): Visitor("ann", frozenset(ROLES))}))
     try:
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
-            head = f"POST /snapshot/stop HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{header}\r\n\r\n"
-            connection.sendall(head.encode() + body)
+            head = f"POST /snapshot/stop HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{header}\r\n"
+            connection.sendall(f"{head}Authorization: Bearer {TOKEN}\r\n\r\n".encode() + body)
             connection.shutdown(socket.SHUT_WR)
             assert connection.recv(100).startswith(b"HTTP/1.0 400")
     finally:

@@ -20,6 +20,7 @@ from cdc.ops.http import StatusServer
 from cdc.ops.metrics import StatusCollector
 from cdc.ops.stall_watch import StallWatch
 from cdc.ops.status import Status
+from cdc.ops.view import View
 from cdc.positions.vclock import VClock
 from cdc.registry.schema_ids import RegistryWait
 from cdc.stream.reports.limbo_watch import check_overdue
@@ -158,7 +159,7 @@ def test_another_daemon_is_not_asked(server: StatusServer, path: str) -> None:
 
 @pytest.fixture
 def server(status: Status) -> Iterator[StatusServer]:
-    found = StatusServer(("127.0.0.1", 0), status)
+    found = StatusServer(("127.0.0.1", 0), View(status))
     yield found
     found.close()
 

@@ -14,6 +14,7 @@ WATCHED: Final = {"time", "threading", "select", "selectors", "socket", "random"
 OUTSIDE: Final = {
     "cdc.daemon.fleet": "starts daemons as processes of their own; the world has its own processes",
     "cdc.daemon.supervised": "the side of such a process that talks to the fleet",
+    "cdc.daemon.listener": "opens the HTTP server, which the world has none of",
     "cdc.ops.fleet_page": "HTTP, and questions to the fleet's processes",
     "cdc.daemon.file_source": "reads a server's files: no connection, no ACK; the world has none",
     "cdc.kafka.by_batch": "hands messages to librdkafka in compiled code; the world's producers take them one by one",
@@ -21,6 +22,7 @@ OUTSIDE: Final = {
     "cdc.ops.bounded_server": "HTTP, which the world doesn't ask",
     "cdc.ops.http": "the same",
     "cdc.ops.http_orders": "the same",
+    "cdc.ops.streams": "the same",
     "cdc.ops.metrics": "what it shows over HTTP",
     "cdc.ops.asking": "asks another process over HTTP",
 }

@@ -8,8 +8,15 @@ time.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from cdc.stream.transactions.limbo import LimboState
+
+QUORUM_REMEDY: Final = (
+    "Look at box.info.synchro on the leader: the leader needs replication_synchro_quorum members that follow it, or "
+    "box.ctl.promote() (box.ctl.clear_synchro_queue() before 2.10) on the member that is to lead."
+)
+"""What to do about a quorum that doesn't come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +28,17 @@ class OverdueQuorum:
     since_us: int
     transaction_count: int
 
-    def sentence(self, now_us: int) -> str:
-        """Return a description of the problem, and its remedy."""
+    def description(self, now_us: int) -> str:
+        """Return a description of the problem."""
         behind = f", and {self.transaction_count - 1} more after it" if self.transaction_count > 1 else ""
         return (
             f"transaction {self.origin}:{self.lsn} has been waiting for its quorum for {(now_us - self.since_us) / 1e6:.0f} s"
-            f"{behind}; nothing of this is published before the log confirms it or rolls it back. Look at box.info.synchro "
-            "on the leader: the leader needs replication_synchro_quorum members that follow it, or box.ctl.promote() "
-            "(box.ctl.clear_synchro_queue() before 2.10) on the member that is to lead."
+            f"{behind}; nothing of this is published before the log confirms it or rolls it back"
         )
+
+    def sentence(self, now_us: int) -> str:
+        """Return a description of the problem, and its remedy."""
+        return f"{self.description(now_us)}. {QUORUM_REMEDY}"
 
 
 def check_overdue(

@@ -1,0 +1,110 @@
+"""Server-sent events to many clients by one thread: each frame is made once, and sent to all.
+
+    handler ─ sockets of open pages ─▶ Streams ─ every interval: frame() ─▶ all of them, without waiting for any
+
+A client that doesn't read is dropped as soon as its socket's buffer is full, so none costs memory or time. If sending a frame
+takes long, because clients are many or TLS has to encrypt for each, the next one comes later: sending takes `BUSY_SHARE` of the
+time at most. The page says how old its contents are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+BUSY_SHARE: Final = 0.01
+CLIENTS_MAX: Final = 1_000
+_PART_OF_FILES: Final = 4
+"""Streams may use one of so many descriptors that the process may have; Kafka's connections and the store need others."""
+
+
+def clients_max() -> int:
+    """Return how many streams there may be, given the limit of open files."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return CLIENTS_MAX if files == resource.RLIM_INFINITY else min(CLIENTS_MAX, files // _PART_OF_FILES)
+
+
+class Streams:
+    """The open streams of one listener. Any thread may call its methods."""
+
+    def __init__(self, frame: Callable[[], bytes], interval_seconds: float, limit: int | None = None) -> None:
+        """`frame` returns the data of the next event: one line."""
+        self._frame = frame
+        self._interval_seconds = interval_seconds
+        self._limit = clients_max() if limit is None else limit
+        self._changed = threading.Condition()
+        self._clients: set[socket.socket] = set()
+        self._is_closed = False
+        self._thread: threading.Thread | None = None
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another client may be added."""
+        return len(self._clients) < self._limit and not self._is_closed
+
+    def add(self, client: socket.socket) -> bool:
+        """Take over a socket whose response's head has been sent. Return False, and take nothing, if there is no room."""
+        with self._changed:
+            if not self.has_room:
+                return False
+            client.setblocking(False)
+            self._clients.add(client)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="streams", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+        return True
+
+    def close(self) -> None:
+        """End all streams."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        for client in self._clients:
+            client.close()
+        self._clients.clear()
+
+    def _run(self) -> None:
+        """Send frames while there are clients, and wait for one while there is none."""
+        pause = 0.0
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_closed, pause)
+                self._changed.wait_for(lambda: self._is_closed or bool(self._clients))
+                if self._is_closed:
+                    return
+                clients = list(self._clients)
+            began = time.thread_time()
+            try:
+                self._send(clients, b"data: " + self._frame() + b"\n\n")
+            except Exception:  # noqa: BLE001 - the thread must outlive a fault in one frame: nobody else would serve the streams
+                structlog.get_logger().error("a frame of the page can't be made", exc_info=True)
+            pause = max(self._interval_seconds, (time.thread_time() - began) / BUSY_SHARE)
+
+    def _send(self, clients: list[socket.socket], event: bytes) -> None:
+        gone = []
+        for client in clients:
+            try:
+                sent = client.send(event)
+            except (OSError, ssl.SSLError, ValueError):
+                sent = 0
+            if sent < len(event):
+                gone.append(client)
+        with self._changed:
+            self._clients.difference_update(gone)
+        for client in gone:
+            with contextlib.suppress(OSError):
+                client.close()

@@ -1,0 +1,158 @@
+"""What keeps a daemon from publishing now, or soon will, each with what to do about it; those that are over are kept for a while.
+
+One cause often has several effects: without Kafka nothing is committed, and then the daemon stops reading. `current` lists causes
+only, the one that holds up most first.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from cdc.ops.status import Status
+from cdc.stream.reports.limbo_watch import QUORUM_REMEDY
+from cdc.upstream.overview import Upstream
+from cdc.upstream.selection import Standing
+
+Place = Literal["source", "quorum", "daemon", "registry", "kafka", "store"]
+"""Where on the way from the master to Kafka it is."""
+
+KEPT: Final = 20
+"""Number of troubles that are over and still shown."""
+_KAFKA_REMEDY: Final = (
+    "Check whether the brokers run, can be reached from this machine, and have enough replicas in sync (min.insync.replicas), "
+    "and whether a topic was deleted."
+)
+_REMEDIES: Final[dict[Place, str]] = {
+    "source": "Start one of the members, or correct source.uris. The daemon tries again by itself.",
+    "kafka": f"{_KAFKA_REMEDY} The daemon tries again by itself.",
+    "daemon": "Look into the log.",
+}
+"""What to do about errors that don't say it."""
+_CLIENT_DETAILS: Final = re.compile(r" \(after \d+ms in state \w+(, \d+ identical error\(s\) suppressed)?\)")
+"""What Kafka's client adds to a failure, which says nothing about its cause."""
+_REGISTRY_REMEDIES: Final = {
+    "away": "Start the registry, or correct format.registry.url.",
+    "forbidden": "Check format.registry.user, its password and its rights.",
+    "missing": "Register the schema: `tarantool-cdc check` prints it. Or set format.registry.auto_register.",
+    "incompatible": "Make the change of the space's format compatible, or set the subject's compatibility to NONE until the "
+    "schema is registered, if all readers can take it.",
+    "refused": "The message has the registry's own words.",
+}
+_BAD_STANDINGS: Final = {each.value for each in (Standing.UNREACHABLE, Standing.REFUSED, Standing.GAP, Standing.LOADING)}
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """One thing that is wrong: what kind, where, whether rows wait for it, a sentence, and what to do ("": it says so).
+
+    Two sightings of one kind are the same trouble, though a number in the sentence may have changed.
+    """
+
+    kind: str
+    place: Place
+    is_holding_up: bool
+    sentence: str
+    remedy: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that the page gets."""
+        return {"place": self.place, "is_holding_up": self.is_holding_up, "sentence": self.sentence, "remedy": self.remedy}
+
+
+def current(status: Status) -> list[Trouble]:
+    """Return what is wrong now, by how much it holds up."""
+    found = [*_of_error(status), *_of_kafka(status), *_of_registry(status), *_of_quorum(status)]
+    told = " ".join(trouble.sentence for trouble in found)
+    for upstream in status.upstreams:
+        # A member that is the reason for a wait has been named already.
+        found += [] if upstream.address in told else _of_member(upstream)
+    signals = status.requests.signals.sentence if status.requests is not None else None
+    if signals:
+        found.append(Trouble("signals", "kafka", False, signals, "Rows go on; the daemon tries again every 5 s."))
+    return sorted(found, key=lambda trouble: not trouble.is_holding_up)
+
+
+def _of_error(status: Status) -> Iterator[Trouble]:
+    error = status.error
+    if error is None:
+        return
+    place: Place = "kafka" if status.state == "waiting for kafka" else "daemon" if status.state == "failed" else "source"
+    remedy = status.error_remedy
+    yield Trouble(f"error {place}", place, True, error.removesuffix(remedy).rstrip(), remedy or _REMEDIES[place])
+
+
+def _of_kafka(status: Status) -> Iterator[Trouble]:
+    kafka = status.kafka
+    seconds = status.stalled_seconds if status.registry_wait is None else 0.0
+    trouble = _CLIENT_DETAILS.sub("", kafka.trouble or "")
+    client = f" (its client reports: {trouble})" if trouble else ""
+    if seconds >= status.stalled_after_seconds:
+        sentence = f"Kafka has committed nothing for {seconds:.0f} s, while changes wait{client}. Nothing is lost"
+        yield Trouble("kafka", "kafka", True, sentence, f"{_KAFKA_REMEDY} The daemon resumes by itself.")
+    elif trouble:
+        # Also while no change waits: a quiet master would hide it.
+        yield Trouble("kafka", "kafka", bool(seconds), f"Kafka's client reports: {trouble}", _KAFKA_REMEDY)
+    elif kafka.failure:
+        yield Trouble("abort", "kafka", False, kafka.failure, "The daemon has gone back to the checkpoint and publishes again.")
+
+
+def _of_registry(status: Status) -> Iterator[Trouble]:
+    waits = status.registry_wait
+    if waits is not None:
+        sentence = f"Rows have been waiting for the registry of schemas for {status.registry_seconds:.0f} s: {waits.sentence}"
+        yield Trouble("registry", "registry", True, sentence, _REGISTRY_REMEDIES[waits.reason])
+
+
+def _of_quorum(status: Status) -> Iterator[Trouble]:
+    overdue = status.overdue_quorum
+    if overdue is not None:
+        yield Trouble("quorum", "quorum", True, overdue.description(time.time_ns() // 1000), QUORUM_REMEDY)
+
+
+def _of_member(upstream: Upstream) -> Iterator[Trouble]:
+    headroom = upstream.headroom_rows
+    if upstream.is_following and headroom is not None and headroom < 0:
+        sentence = f"{upstream.address} no longer has the logs of {-headroom} rows after the checkpoint"
+        yield Trouble(
+            "gap",
+            "source",
+            False,
+            sentence,
+            "The stream ends with a gap at the next change or reconnect; then source.on_gap decides.",
+        )
+    elif upstream.state in _BAD_STANDINGS:
+        # Its error says what to do, where that isn't to wait.
+        sentence = f"{upstream.address} can't be followed now ({upstream.state})"
+        about = f"{sentence}: {upstream.error}" if upstream.error else sentence
+        yield Trouble(f"member {upstream.address}", "source", False, about, "")
+
+
+class TroubleLog:
+    """The troubles of the last time, with their begin and end. `look` is called by one thread, the rest by any."""
+
+    def __init__(self) -> None:
+        # By kind: since when (seconds since the epoch), and the newest sighting.
+        self._open: dict[str, tuple[float, Trouble]] = {}
+        self._over: deque[dict[str, Any]] = deque(maxlen=KEPT)
+
+    def look(self, status: Status, now: float) -> None:
+        """Note what is wrong at `now`, in seconds since the epoch."""
+        seen = {trouble.kind: trouble for trouble in current(status)}
+        for kind, (since, trouble) in list(self._open.items()):
+            if kind not in seen:
+                self._over.appendleft({**trouble.to_json(), "since": since, "until": now})
+        self._open = {kind: (self._open[kind][0] if kind in self._open else now, trouble) for kind, trouble in seen.items()}
+
+    def past(self) -> list[dict[str, Any]]:
+        """Return those that are over, newest first."""
+        return list(self._over)
+
+    def since(self, trouble: Trouble) -> float | None:
+        """Return since when there has been this trouble, in seconds since the epoch; None if it hasn't been noted yet."""
+        found = self._open.get(trouble.kind)
+        return found[0] if found is not None else None

@@ -1,0 +1,147 @@
+"""What is wrong and what to do: causes rather than effects, the worst first, and how long each has lasted."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from cdc.ops.status import Status
+from cdc.ops.troubles import Trouble, TroubleLog, current
+from cdc.ops.way import way
+from cdc.positions.vclock import VClock
+from cdc.registry.schema_ids import RegistryWait
+from cdc.stream.reports.limbo_watch import OverdueQuorum
+from cdc.stream.transactions.limbo import LimboState
+from cdc.upstream.overview import Upstream
+
+REFUSED = "127.0.0.1:9092/1: Connect to ipv4#127.0.0.1:9092 failed: Connection refused"
+
+
+@pytest.fixture
+def status() -> Status:
+    found = Status("shop", state="streaming", upstream="a:3301", last_heard_at=time.monotonic())
+    found.upstreams = (Upstream("a:3301", "following", vclock=VClock({1: 20}), headroom_rows=5),)
+    found.kafka.commit_count = 3
+    found.store_position = VClock()
+    return found
+
+
+def only(status: Status) -> Trouble:
+    (found,) = current(status)
+    assert found.remedy or not found.is_holding_up
+    return found
+
+
+def modes(status: Status) -> dict[str, str]:
+    return {station.name: station.mode for station in way(status)}
+
+
+WELL = {"source": "works", "quorum": "idle", "daemon": "works", "registry": "none", "kafka": "works", "store": "works"}
+
+
+def test_all_is_well(status: Status) -> None:
+    assert current(status) == []
+    assert modes(status) == WELL
+
+
+def test_kafka_stands_still(status: Status) -> None:
+    status.kafka.trouble = f"{REFUSED} (after 0ms in state CONNECT, 1 identical error(s) suppressed)"
+    status.kafka.backlog.submitted(time.monotonic() - 20, 0.0)
+    found = only(status)
+    assert (found.place, found.is_holding_up) == ("kafka", True)
+    assert found.sentence.startswith("Kafka has committed nothing for 20 s, while changes wait")
+    assert found.sentence.endswith(f"(its client reports: {REFUSED}). Nothing is lost")
+    assert "min.insync.replicas" in found.remedy
+    assert modes(status) == WELL | {"daemon": "waits", "kafka": "stands"}
+    status.is_reading = False
+    assert modes(status)["source"] == "waits", "it isn't to blame"
+
+
+def test_kafka_is_away_from_a_quiet_daemon(status: Status) -> None:
+    """Nothing waits, so there is no stall; the client's word is all there is."""
+    status.kafka.trouble = REFUSED
+    found = only(status)
+    assert (found.place, found.is_holding_up) == ("kafka", False)
+    assert modes(status) == WELL | {"kafka": "waits"}
+
+
+def test_kafka_is_away_at_the_start(status: Status) -> None:
+    status.state, status.error, status.error_remedy = "waiting for kafka", "Kafka doesn't answer. Start it.", "Start it."
+    assert (only(status).sentence, only(status).remedy) == ("Kafka doesn't answer.", "Start it.")
+    assert modes(status) == WELL | {"source": "idle", "daemon": "waits", "kafka": "stands"}
+
+
+def test_the_master_is_away(status: Status) -> None:
+    """A member that the error names isn't a second trouble."""
+    status.state, status.error = "connecting", "can't connect to Tarantool at a:3301: refused"
+    status.upstreams = (
+        Upstream("a:3301", "unreachable", error="can't connect to Tarantool at a:3301: refused"),
+        Upstream("b:3301", "gap", error="b:3301 has a gap"),
+    )
+    first, second = current(status)
+    assert (first.place, first.is_holding_up, first.sentence) == ("source", True, status.error)
+    assert "source.uris" in first.remedy
+    assert (second.is_holding_up, second.sentence) == (False, "b:3301 can't be followed now (gap): b:3301 has a gap")
+    assert modes(status) == WELL | {"source": "stands", "daemon": "waits", "kafka": "idle"}
+
+
+def test_a_quorum_is_waited_for(status: Status) -> None:
+    """At first that is nothing to speak of, and later still no error."""
+    began = time.time_ns() // 1000 - 12_000_000
+    status.limbo = LimboState(2, 2, 100, 0, began, 1, 45)
+    assert (current(status), modes(status)) == ([], WELL | {"quorum": "waits"})
+    status.overdue_quorum = OverdueQuorum(1, 45, began, 2)
+    found = only(status)
+    assert (found.place, found.is_holding_up) == ("quorum", True)
+    assert found.sentence.startswith("transaction 1:45 has been waiting for its quorum for 12 s, and 1 more after it")
+    assert "box.info.synchro" in found.remedy
+    assert "box.info.synchro" not in found.sentence
+    assert modes(status) == WELL | {"quorum": "holds"}
+
+
+def test_the_registry_refuses(status: Status) -> None:
+    """Kafka commits nothing then, for lack of anything to commit."""
+    status.registry_wait = RegistryWait("shop.users-value", "incompatible", "it isn't compatible", time.monotonic() - 30)
+    status.kafka.backlog.submitted(time.monotonic() - 30, 0.0)
+    found = only(status)
+    assert (found.place, "compatible" in found.remedy) == ("registry", True)
+    assert (modes(status)["registry"], modes(status)["kafka"]) == ("stands", "idle")
+
+
+def test_a_daemon_that_failed(status: Status) -> None:
+    status.state, status.error = "failed", "the disk is full"
+    assert (only(status).place, modes(status)["daemon"], modes(status)["source"]) == ("daemon", "stands", "idle")
+
+
+def test_the_followed_server_has_lost_logs(status: Status) -> None:
+    status.upstreams = (Upstream("a:3301", "following", headroom_rows=-7),)
+    assert only(status).sentence == "a:3301 no longer has the logs of 7 rows after the checkpoint"
+    assert "source.on_gap" in only(status).remedy
+
+
+def test_a_store_that_lags(status: Status) -> None:
+    status.checkpoint, status.store_position = VClock({1: 20, 2: 5}), VClock({1: 17, 2: 5})
+    assert next(station.text for station in way(status) if station.name == "store") == "3 rows behind Kafka"
+    status.store_position = None
+    assert modes(status)["store"] == "none"
+
+
+def test_how_long_each_has_lasted(status: Status) -> None:
+    """Though its sentence changes; and what is over is kept for a while."""
+    log = TroubleLog()
+    status.kafka.trouble = REFUSED
+    log.look(status, 100.0)
+    status.kafka.trouble = "1/1 brokers are down"
+    log.look(status, 105.0)
+    assert log.since(only(status)) == 100.0
+    assert log.past() == []
+    status.kafka.trouble = None
+    log.look(status, 110.0)
+    (over,) = log.past()
+    assert (over["since"], over["until"], over["sentence"]) == (100.0, 110.0, "Kafka's client reports: 1/1 brokers are down")
+    for at in range(200, 260):
+        status.error = "x" if at % 2 else None
+        log.look(status, float(at))
+    assert len(log.past()) == 20
+    assert log.past()[0]["since"] == 257.0
