@@ -84,6 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--supervised", type=int, help=argparse.SUPPRESS)  # given by a fleet's process to those that it starts
     add_orders(run)
     add_configured("check", _check, "connect, authenticate, vote, compare positions, list what would be published")
+    doctor = add_configured("doctor", _doctor, "say what is wrong or will be, in order of harm, and what to change")
+    doctor.add_argument("--json", action="store_true", help="print the advice as JSON")
+    doctor.add_argument("--verbose", action="store_true", help="print also what is as it should be")
     status = add_configured("status", _status, "show the running daemon's position, lag and upstream")
     status.add_argument("--json", action="store_true", help="print the complete status as JSON")
     snapshot = add_configured("snapshot", _snapshot, "have the running daemon publish all rows of these spaces again, as `r`")
@@ -184,6 +187,16 @@ def _check(options: argparse.Namespace) -> int:
     from cdc.commands.check import check, check_fleet
 
     return 0 if (check(settings, say) if fleet is None else check_fleet(fleet, say)) else 1
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    fleet = _fleet(options)
+    daemons = [_daemon(options)] if fleet is None else list(fleet.shards.values())
+    log.configure(daemons[0].log.format, "warning")
+    from cdc.commands.doctor import doctor
+
+    are_well = [doctor(each, say, as_json=options.json, is_verbose=options.verbose) for each in daemons]
+    return 0 if all(are_well) else 1
 
 
 def _status(options: argparse.Namespace) -> int:

@@ -10,11 +10,11 @@ is at the checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cdc.commands import check_start
-from cdc.commands.check_members import Say, choose_member, examine_member
+from cdc.commands.check_members import Examined, Tell, choose_member, examine_member
 from cdc.commands.check_start import Finding
 from cdc.config import Config
 from cdc.config.fleet import Fleet
@@ -44,12 +44,51 @@ from cdc.upstream import start
 from cdc.upstream.start import Known
 from cdc.upstream.witnesses import Witnesses
 
+Say = Callable[[str], object]
+
+
+@dataclass(slots=True)
+class Examination:
+    """What was found out about a configuration and everything that it names."""
+
+    findings: list[Finding] = field(default_factory=list)
+    failures: list[Remedy] = field(default_factory=list)
+    """The remedy of each failure."""
+    stored: Checkpoint = field(default_factory=Checkpoint)
+    existing: dict[str, int] | None = None
+    """Partition counts of all topics; None if Kafka doesn't answer."""
+    known: Known | None = None
+    members: list[Examined] = field(default_factory=list)
+    runs_already: bool = False
+
 
 def check(config: Config, say: Say) -> bool:
     """Report the findings, line by line. Return whether the daemon could start, or is running.
 
     Raises ConfigurationError if a secret's file can't be read, before anything connects.
     """
+    found = examine(config, lambda line: say(str(line)))
+    count = len(found.failures)
+    if count:
+        outcome = "stop" if Remedy.OPERATOR in found.failures else "wait until that is over"
+        say(f"run would {outcome}: {count} failure{'s' if count > 1 else ''}")
+    else:
+        say("the daemon runs" if found.runs_already else "run would start")
+    return not count
+
+
+def examine(config: Config, tell: Tell) -> Examination:
+    """Find out what would happen at start. Each finding, and each fact, is told as soon as it is known.
+
+    Raises ConfigurationError if a secret's file can't be read, before anything connects.
+    """
+    result = Examination()
+
+    def say(line: str | Finding) -> None:
+        if isinstance(line, Finding):
+            result.findings.append(line)
+        tell(line)
+
     config.columns.secret()
     kafka = _Check(say, "kafka")
     stored, existing, witnesses = kafka.attempt(lambda: _read_checkpoint(config), (Checkpoint(), {}, Witnesses()))
@@ -90,16 +129,13 @@ def check(config: Config, say: Say) -> bool:
         remedies = [error.remedy for error in errors if error is not None]
         failures.append(Remedy.WAIT if Remedy.WAIT in remedies else Remedy.OPERATOR)
     for finding in findings:
-        say(str(finding))
+        say(finding)
         if finding.is_failure:
             failures.append(Remedy.WAIT if finding.may_heal else Remedy.OPERATOR)
-    count = len(failures)
-    if count:
-        outcome = "stop" if Remedy.OPERATOR in failures else "wait until that is over"
-        say(f"run would {outcome}: {count} failure{'s' if count > 1 else ''}")
-    else:
-        say("the daemon runs" if check_start.runs_already(config, stored) else "run would start")
-    return not count
+    result.failures, result.stored, result.known, result.members = failures, stored, known, found
+    result.existing = existing if kafka.is_good else None
+    result.runs_already = check_start.runs_already(config, stored)
+    return result
 
 
 def check_fleet(fleet: Fleet, say: Say) -> bool:
@@ -135,7 +171,7 @@ def _known(config: Config, stored: Checkpoint, in_store: Checkpoint | None, witn
 class _Check:
     """One part of the check. Its errors are findings, and don't end the check."""
 
-    def __init__(self, say: Callable[[str], object], subject: str) -> None:
+    def __init__(self, say: Tell, subject: str) -> None:
         self._say = say
         self._subject = subject
         self.failures: list[Remedy] = []
@@ -149,7 +185,7 @@ class _Check:
             return look()
         except CdcError as error:
             self.failures.append(error.remedy)
-            self._say(f"{self._subject}: FAILED: {error}")
+            self._say(Finding(self._subject, str(error), may_heal=error.remedy is Remedy.WAIT))
             return otherwise
 
 
@@ -173,7 +209,7 @@ def _read_checkpoint(config: Config) -> tuple[Checkpoint, dict[str, int], Witnes
 
 
 def _published(
-    config: Config, schema: SchemaTracker, existing: dict[str, int] | None, stored: Checkpoint, say: Say
+    config: Config, schema: SchemaTracker, existing: dict[str, int] | None, stored: Checkpoint, say: Tell
 ) -> Iterator[Finding]:
     """Report a line for each published space.
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from cdc.commands.check_start import Finding
 from cdc.config import Config
 from cdc.config.source import Member
 from cdc.daemon.start import rules
@@ -34,7 +35,7 @@ from cdc.upstream.rehearsal import Candidate, rehearse
 from cdc.upstream.selection import Answer, Standing, Wait
 from cdc.upstream.start import Known
 
-Say = Callable[[str], object]
+Tell = Callable[[str | Finding], object]
 
 PATIENCE_SECONDS: Final = 2.0
 """Time, in seconds, after which the wait for a snapshot is reported."""
@@ -72,7 +73,7 @@ class Examined:
 
 
 def examine_member(
-    config: Config, member: Member, stored: Checkpoint, known: Known | None, say: Say, *, is_first: bool
+    config: Config, member: Member, stored: Checkpoint, known: Known | None, say: Tell, *, is_first: bool
 ) -> Examined:
     """Examine one member by itself. Its errors are reported as findings."""
     address, delay, found = member.address, None, None
@@ -97,18 +98,20 @@ def examine_member(
             say(f"{address}: {member.user} may replicate{_registration(config, member, found, id_)}")
     except CdcError as error:
         # Errors of a connection name its address already.
-        say(f"{address}: FAILED: {str(error).removeprefix(f'{address}: ')}")
+        may_heal = error.remedy is Remedy.WAIT
+        say(Finding(address, str(error).removeprefix(f"{address}: "), may_heal=may_heal))
         return Examined(Candidate(Answer(address, error=error)))
     answer = Answer(address, ballot, greeting.version_text, greeting.uuid, replicaset_uuid=theirs)
     candidate = Candidate(answer, has_id=id_ is not None, no_snapshot=delay)
     if delay is not None:
-        say(f"{address}: warning: {delay} So its spaces and the rights of {member.user} couldn't be read")
+        sentence = f"{delay} So its spaces and the rights of {member.user} couldn't be read"
+        say(Finding(address, sentence, is_failure=False))
     if known is not None:  # else Kafka doesn't report the position from which the member would be followed
         try:
             for sentence in _suitability(answer, ballot, known, is_first=is_first):
                 say(sentence)
         except StateError as error:
-            say(f"{address}: FAILED: {error}")
+            say(Finding(address, str(error)))
             return Examined(candidate, found, stops_run=True)
     return Examined(candidate, found)
 
@@ -139,7 +142,7 @@ def _suitability(answer: Answer, ballot: Ballot, known: Known, *, is_first: bool
         yield f"{answer.address}: would take a snapshot: {snapshot.reason}"
 
 
-def choose_member(config: Config, candidates: Sequence[Candidate], known: Known, say: Say) -> list[Remedy]:
+def choose_member(config: Config, candidates: Sequence[Candidate], known: Known, say: Tell) -> list[Remedy]:
     """Report which member would be followed, and why. Return the remedy of the failure to follow any; empty if there is none."""
     answers = [candidate.answer for candidate in candidates]
     try:
@@ -151,7 +154,7 @@ def choose_member(config: Config, candidates: Sequence[Candidate], known: Known,
             found = rehearse(candidates, known, rules(config), waited_ms=float("inf"))
     except CdcError as error:
         if not (len(answers) == 1 and error is answers[0].error):
-            say(f"FAILED: {error}")
+            say(Finding("source.uris", str(error), may_heal=error.remedy is Remedy.WAIT))
         return [error.remedy]
     if isinstance(found, Wait):
         return [Remedy.WAIT]
@@ -203,7 +206,7 @@ def may_write(user: str, space_id: int, users: Iterable[Sequence[Any]], privileg
 # Contents.
 
 
-def read_contents(connection: Connection, say: Say) -> Contents:
+def read_contents(connection: Connection, say: Callable[[str], object]) -> Contents:
     """Return the contents of the system spaces, from a snapshot that is read no further than these.
 
     Raises SilenceError if the snapshot doesn't begin or doesn't go on within SNAPSHOT_SECONDS, or takes CONTENTS_SECONDS.
@@ -219,7 +222,7 @@ def read_contents(connection: Connection, say: Say) -> Contents:
     return found
 
 
-def _await_snapshot(connection: Connection, say: Say) -> None:
+def _await_snapshot(connection: Connection, say: Callable[[str], object]) -> None:
     """Wait for the first packet, and say what for if it takes long."""
     began = time.monotonic()
     for limit in (PATIENCE_SECONDS, SNAPSHOT_SECONDS):

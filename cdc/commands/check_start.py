@@ -66,6 +66,8 @@ class Finding:
     is_well: bool = False
     may_heal: bool = False
     """Whether `run` would wait for the failure's end."""
+    loses_rows: bool = False
+    """Whether rows were lost, or will be, for consumers or for the daemon."""
 
     def __str__(self) -> str:
         mark = "" if self.is_well else "FAILED: " if self.is_failure else "warning: "
@@ -219,7 +221,7 @@ def _check_alone(config: Config, stored: Checkpoint) -> None:
 def of_settings(config: Config, settings: Mapping[str, Settings]) -> Iterator[Finding]:
     """Yield findings about control topics that lose needed records, given the known settings of topics."""
     for expiry in topic_settings.expiries(names_of(config.kafka), settings):
-        yield Finding(expiry.topic, expiry.sentence(config.kafka.bootstrap_servers), is_failure=False)
+        yield Finding(expiry.topic, expiry.sentence(config.kafka.bootstrap_servers), is_failure=False, loses_rows=True)
 
 
 def of_limits(config: Config, settings: Mapping[str, Settings]) -> Iterator[Finding]:
@@ -268,7 +270,7 @@ def of_lost_forms(config: Config, stored: Checkpoint, in_store: Checkpoint | Non
     restored = stored.restore_forms(in_store) if in_store is not None else ()
     if restored:
         topic = checkpoint_topic.name_of(config.kafka.control_prefix)
-        yield Finding(topic, lost_forms_sentence(config, len(restored)), is_failure=False)
+        yield Finding(topic, lost_forms_sentence(config, len(restored)), is_failure=False, loses_rows=True)
 
 
 def of_state_path(config: Config, stored: Checkpoint, *, is_running: bool = False) -> Iterator[Finding]:
@@ -376,6 +378,7 @@ def of_deleted_topics(config: Config, spaces: Sequence[str], existing: Collectio
                 topic,
                 f"it was deleted, and what was published there is gone. {when}, {snapshot_remedy(former[topic])}",
                 is_failure=False,
+                loses_rows=True,
             )
     schema = names_of(config.kafka).control(SCHEMA)
     if former and schema not in existing and config.kafka.create_topics:

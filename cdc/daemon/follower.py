@@ -286,7 +286,7 @@ class Follower:
 
         Returns False if a stop was requested, or everything up to `catches_up_with` is durable.
         """
-        pipeline = self._pipeline
+        pipeline, status = self._pipeline, self._status
         self._report_cut_off_request()
         self._runner.submit_all(pipeline.resume_unfinished_work(now_us()))
         while not self._is_stopping.is_set():
@@ -296,7 +296,9 @@ class Follower:
                     case StreamRows(frames):
                         for part in self._recognition.look(frames):
                             self._runner.submit_all(pipeline.feed(part, now_us()))
-                    case Heartbeat():
+                    case Heartbeat(timestamp):
+                        if timestamp:
+                            status.clock_ahead_seconds = timestamp - time.time()
                         self._recognition.heartbeat()
                         self._runner.submit_all(pipeline.heartbeat(now_us()))
                     case _:

@@ -59,6 +59,8 @@ class Status:
     received_bytes: int = 0
     reconnect_count: int = 0
     last_heard_at: float = 0.0
+    clock_ahead_seconds: float | None = None
+    """By how much the followed server's clock is ahead of this machine's, as of its last heartbeat; None before the first."""
     open_transaction_bytes: int = 0
     limbo: LimboState = field(default_factory=LimboState)
     overdue_quorum: OverdueQuorum | None = None
@@ -214,6 +216,7 @@ class Status:
                 "replicaset_uuid": self.replicaset_uuid,
                 "vclock": self.master_vclock.to_json(),
                 "idle_seconds": _rounded(self.idle_seconds),
+                "clock_ahead_seconds": _rounded(self.clock_ahead_seconds),
                 "reconnects": self.reconnect_count,
             },
             "upstreams": [self._upstream_to_json(upstream) for upstream in self.upstreams],

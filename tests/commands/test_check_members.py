@@ -96,10 +96,10 @@ def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Checked
         stored = Checkpoint(position=position)
         known = supposed_before(config, stored)
         found = [
-            examine_member(config, each, stored, known, lines.append, is_first=position is None)
+            examine_member(config, each, stored, known, lambda line: lines.append(str(line)), is_first=position is None)
             for each in config.source.members()
         ]
-        remedies = choose_member(config, [each.candidate for each in found], known, lines.append)
+        remedies = choose_member(config, [each.candidate for each in found], known, lambda line: lines.append(str(line)))
         for place, port in enumerate(ports):
             lines = [line.replace(f"127.0.0.1:{port}", f"m{place}") for line in lines]
         return lines, remedies

@@ -29,7 +29,9 @@ def checked(names: list[str], routing: dict[str, Any], images: str = "full") -> 
         for number, name in enumerate(names, 512)
     ]
     said: list[str] = []
-    findings = check._published(parse(values, "the test"), SchemaTracker(spaces), None, Checkpoint(), said.append)
+    findings = check._published(
+        parse(values, "the test"), SchemaTracker(spaces), None, Checkpoint(), lambda line: said.append(str(line))
+    )
     found = [(finding.sentence, finding.is_failure) for finding in findings]
     return [line.partition(" (Kafka")[0] for line in said], found
 

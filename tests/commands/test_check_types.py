@@ -23,7 +23,7 @@ def test_a_type_of_the_future(images: str, finding_count: int) -> None:
     row = [512, 1, "users", "memtx", 0, {}, [{"name": "id", "type": "unsigned"}, {"name": "at", "type": "instant"}]]
     schema = SchemaTracker([StoredSpace(512, row, {0: [512, 0, "pk", "tree", {}, [[0, "unsigned"]]]}, 0)])
     said: list[str] = []
-    findings = list(check._published(config, schema, None, Checkpoint(), said.append))
+    findings = list(check._published(config, schema, None, Checkpoint(), lambda line: said.append(str(line))))
     assert len(findings) == finding_count
     assert all("the field 'at' of space 'users'" in finding.sentence for finding in findings)
     assert len(said) == 1 - finding_count

@@ -1,0 +1,103 @@
+"""`tarantool-cdc doctor`: says what is wrong or will be, in order of harm, and what to change.
+
+    check's findings ─┐
+    what the running daemon shows of itself ─┤─▶ advice, the worst first ─▶ lines, or JSON
+    what only the doctor looks at ───────────┘   (cdc.commands.doctor_looks)
+
+It changes nothing, and disturbs no running daemon.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+
+from cdc.commands import doctor_looks
+from cdc.commands.check import Examination, examine
+from cdc.commands.doctor_looks import Advice, Harm
+from cdc.config import Config
+from cdc.daemon.http_settings import access_of
+from cdc.errors import CdcError
+from cdc.ops.asking import ask
+
+Say = Callable[[str], object]
+
+_HEADINGS: Final = {
+    Harm.LOSS: "rows are lost, or may be",
+    Harm.STOP: "the daemon can't run",
+    Harm.WAIT: "the daemon waits",
+    Harm.SOON: "not yet a problem",
+    Harm.NOTE: "worth knowing",
+}
+
+
+def doctor(config: Config, say: Say, *, as_json: bool = False, is_verbose: bool = False) -> bool:
+    """Report the advice. Return whether nothing has to be changed now. Raises ConfigurationError as `check`."""
+    facts: list[str] = []
+    found = examine(config, lambda line: facts.append(str(line)))
+    shown = _shown_by_daemon(config)
+    advice = [*_of_findings(found, is_running=shown is not None)]
+    told = {each.sentence for each in advice}
+    advice += [each for each in _of_daemon(shown) if not any(sentence in each.sentence for sentence in told)]
+    advice += doctor_looks.all_looks(config, found, shown)
+    advice = list(dict.fromkeys(sorted(advice, key=lambda each: each.harm)))
+    is_well = not any(each.harm <= Harm.WAIT for each in advice)
+    if as_json:
+        say(json.dumps({"name": config.name, "is_well": is_well, "advice": [each.to_json() for each in advice]}, indent=1))
+        return is_well
+    for line in readable(config.name, advice, is_running=shown is not None):
+        say(line)
+    for fact in facts if is_verbose else ():
+        say(f"  {fact}")
+    return is_well
+
+
+def readable(name: str, advice: Iterable[Advice], *, is_running: bool) -> Iterator[str]:
+    """Yield the lines for people."""
+    advice = list(advice)
+    urgent = sum(each.harm <= Harm.WAIT for each in advice)
+    state = "runs" if is_running else "doesn't run, or doesn't answer at http.listen"
+    yield f"{name}: the daemon {state}; {urgent or 'nothing'} to change now, {len(advice) - urgent} to know"
+    harm = None
+    for number, each in enumerate(advice, 1):
+        if each.harm is not harm:
+            harm = each.harm
+            yield ""
+            yield f"{_HEADINGS[harm]}:"
+        yield f"{number:>3}. {each.subject}: {each.sentence}"
+        if each.remedy:
+            yield f"     Change: {each.remedy}"
+
+
+def _of_findings(found: Examination, *, is_running: bool) -> Iterator[Advice]:
+    # Where another member can be followed, one that can't does no harm yet.
+    can_follow = any(member.contents is not None for member in found.members)
+    members = {member.candidate.answer.address for member in found.members if can_follow}
+    for finding in found.findings:
+        if finding.is_well:
+            continue
+        if finding.loses_rows:
+            harm = Harm.LOSS
+        elif not finding.is_failure:
+            harm = Harm.NOTE
+        else:
+            # What stops a start doesn't concern a daemon that has started.
+            harm = Harm.WAIT if finding.may_heal else Harm.STOP
+            harm = Harm.SOON if finding.key in members or (harm is Harm.STOP and is_running) else harm
+        yield Advice(harm, finding.key, finding.sentence)
+
+
+def _of_daemon(shown: dict[str, Any] | None) -> Iterator[Advice]:
+    for trouble in shown["troubles"] if shown is not None else ():
+        harm = Harm.WAIT if trouble["is_holding_up"] else Harm.SOON
+        yield Advice(harm, trouble["place"], trouble["sentence"], trouble["remedy"])
+
+
+def _shown_by_daemon(config: Config) -> dict[str, Any] | None:
+    """Return what the running daemon's page shows; None if none answers."""
+    with contextlib.suppress(CdcError):
+        found = ask(config.name, config.http.address, "/page/state", access=access_of(config))
+        return found if "troubles" in found else None
+    return None

@@ -1,0 +1,231 @@
+"""What the doctor advises: the worst first, each with what to change, and nothing for a daemon that is well."""
+
+from __future__ import annotations
+
+import json
+import resource
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from cdc.commands import doctor as command
+from cdc.commands import doctor_looks
+from cdc.commands.check import Examination
+from cdc.commands.check_members import Contents, Examined
+from cdc.commands.check_start import Finding
+from cdc.commands.doctor import doctor
+from cdc.commands.doctor_looks import Advice, Harm
+from cdc.config import Config, parse
+from cdc.daemon.start import supposed_before
+from cdc.errors import ConfigurationError
+from cdc.kafka.topic_settings import Setting
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.vclock import VClock
+from cdc.protocol.ballot import Ballot
+from cdc.stream.commits.checkpoint import Checkpoint
+from cdc.upstream.rehearsal import Candidate
+from cdc.upstream.selection import Answer
+from tests.fakes.master import REPLICASET
+
+
+def config(tmp_path: Path, **sections: dict[str, Any]) -> Config:
+    values: dict[str, Any] = {
+        "name": "shop",
+        "source": {"uris": ["cdc:s@a:3301"]},
+        "kafka": {"bootstrap_servers": "k:9092", "topic_prefix": "shop"},
+        "state": {"path": str(tmp_path / "state"), "images": "none"},
+    }
+    for name, section in sections.items():
+        values[name] = {**values.get(name, {}), **section}
+    return parse(values, "the test")
+
+
+def examined(settings: Config, gc_vclock: VClock, version: str = "2.6.0") -> Examination:
+    """A member at {1: 100} that keeps logs from `gc_vclock`, and a checkpoint at {1: 90}."""
+    position = Position(VClock({1: 90}), snapshot=SnapshotState(1, is_complete=True), replicaset_uuid=REPLICASET)
+    stored = Checkpoint(position=position)
+    ballot = Ballot(is_read_only=False, is_ready=True, vclock=VClock({1: 100}), gc_vclock=gc_vclock)
+    member = Examined(Candidate(Answer("a:3301", ballot, version)))
+    return Examination(stored=stored, known=supposed_before(settings, stored, None), members=[member])
+
+
+def shown(**upstream: Any) -> dict[str, Any]:
+    return {"status": {"upstream": {"address": "a:3301", **upstream}}, "newest": {"rows_per_second": 10.0}, "troubles": []}
+
+
+def test_logs_that_reach_far_enough(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    assert list(doctor_looks.of_logs(settings, examined(settings, VClock()), shown())) == []
+    assert list(doctor_looks.of_logs(settings, examined(settings, VClock({1: 40})), None)) == [], (
+        "nobody knows how fast it writes"
+    )
+
+
+def test_logs_that_end_soon(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    (found,) = doctor_looks.of_logs(settings, examined(settings, VClock({1: 30})), shown())
+    assert (found.harm, found.subject) == (Harm.SOON, "a:3301")
+    assert "keeps the logs of 60 rows before the checkpoint; at the present 10 rows/s" in found.sentence
+    assert "away for 0.1 minutes" in found.sentence
+    assert "checkpoint_count" in found.remedy
+    assert "registered" in found.remedy
+
+
+def test_logs_that_are_gone(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    (found,) = doctor_looks.of_logs(settings, examined(settings, VClock({1: 95})), None)
+    assert (found.harm, "the logs of 5 rows after the checkpoint are gone" in found.sentence) == (Harm.LOSS, True)
+
+
+@pytest.mark.parametrize(
+    ("ahead", "text"), [(None, None), (0.4, None), (-1.9, None), (30.0, "30.0 s ahead of"), (-3.0, "3.0 s behind")]
+)
+def test_clocks(ahead: float | None, text: str | None) -> None:
+    found = list(doctor_looks.of_clock(shown(clock_ahead_seconds=ahead)))
+    assert [text in each.sentence for each in found if text] == ([True] if text else [])
+    assert bool(found) == bool(text)
+    assert list(doctor_looks.of_clock(None)) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "is_proven"), [("2.6.0", True), ("2.11.9-0-gabc", True), ("3.4.1", False), ("4.0.0-alpha1", False)]
+)
+def test_versions(tmp_path: Path, version: str, is_proven: bool) -> None:
+    found = list(doctor_looks.of_versions(examined(config(tmp_path), VClock(), version)))
+    assert (not found) == is_proven
+    assert all(version in each.sentence for each in found)
+
+
+def topic(replicas: list[int], in_sync: list[int]) -> Any:
+    return SimpleNamespace(partitions={0: SimpleNamespace(replicas=replicas, isrs=in_sync)})
+
+
+def test_replicas(tmp_path: Path) -> None:
+    def of(topics: dict[str, Any]) -> list[Advice]:
+        return list(doctor_looks.of_replicas(config(tmp_path), cast(Any, SimpleNamespace(topics=topics))))
+
+    assert of({"shop.users": topic([1, 2, 3], [1, 2, 3]), "other": topic([1], [1])}) == []
+    single, short = of({"shop.users": topic([1], [1]), "__transaction_state": topic([1, 2], [1]), "shopping": topic([1], [1])})
+    assert single.sentence.startswith("1 topics have one replica (shop.users)")
+    assert short.sentence.startswith("1 topics have replicas that aren't in sync (__transaction_state)")
+
+
+def test_records_that_expire() -> None:
+    kept = {"cleanup.policy": Setting("compact"), "retention.ms": Setting("1000")}
+    forever = {"cleanup.policy": Setting("delete"), "retention.ms": Setting("-1")}
+    brief = {"cleanup.policy": Setting("compact,delete"), "retention.ms": Setting("86400000")}
+    assert list(doctor_looks.of_retention({"a": kept, "b": forever, "c": {}})) == []
+    (found,) = doctor_looks.of_retention({"a": kept, "b": brief})
+    assert "records of 1 topics expire, the first after 1.0 days (b)" in found.sentence
+
+
+def test_secrets(tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.touch(0o600)
+    settings = config(tmp_path, http={"tokens_file": str(file), "listen": "0.0.0.0:8085"})
+    (open_address,) = doctor_looks.of_secrets(settings)
+    assert "0.0.0.0 can be reached from elsewhere" in open_address.sentence
+    file.chmod(0o644)
+    assert {each.subject for each in doctor_looks.of_secrets(settings)} == {"http.tokens_file", "http.listen"}
+    safe = config(tmp_path, http={"listen": "0.0.0.0:8085", "tls_certificate": "pem"})
+    assert list(doctor_looks.of_secrets(safe)) == []
+    assert list(doctor_looks.of_secrets(config(tmp_path, http={"listen": "::1:8085"}))) == []
+
+
+def test_few_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    assert "1024 open files" in next(
+        each.sentence for each in doctor_looks.of_machine(config(tmp_path)) if each.subject == "ulimit -n"
+    )
+
+
+FINDINGS = [
+    Finding("state.path", "there are 5 MiB free", is_failure=False),
+    Finding("kafka", "it doesn't answer", may_heal=True),
+    Finding("shop.users", "it was deleted", is_failure=False, loses_rows=True),
+    Finding("spaces.include", "it matches nothing"),
+    Finding("name", "it is this one", is_failure=False, is_well=True),
+]
+
+
+def advised(
+    monkeypatch: pytest.MonkeyPatch, settings: Config, findings: list[Finding], page: dict[str, Any] | None, **how: bool
+) -> tuple[bool, list[str]]:
+    def examine(_: Config, tell: Any) -> Examination:
+        for finding in findings:
+            tell(finding)
+        tell("a fact")
+        return Examination(findings=findings)
+
+    def ask(*_: Any, **__: Any) -> dict[str, Any]:
+        if page is None:
+            raise ConfigurationError("no daemon answers")
+        return page
+
+    monkeypatch.setattr(command, "examine", examine)
+    monkeypatch.setattr(command, "ask", ask)
+    monkeypatch.setattr(doctor_looks, "of_machine", lambda _: iter(()))
+    lines: list[str] = []
+    return doctor(settings, lines.append, **how), lines
+
+
+def test_the_worst_comes_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    is_well, lines = advised(monkeypatch, config(tmp_path), FINDINGS, None)
+    assert not is_well
+    assert lines[0].endswith("doesn't run, or doesn't answer at http.listen; 3 to change now, 1 to know")
+    assert [line.split(":")[0].strip() for line in lines if line.strip()[:1].isdigit()] == [
+        "1. shop.users",
+        "2. spaces.include",
+        "3. kafka",
+        "4. state.path",
+    ]
+    assert not [line for line in lines if "a fact" in line]
+    assert "  a fact" in advised(monkeypatch, config(tmp_path), FINDINGS, None, is_verbose=True)[1]
+
+
+def test_what_the_running_daemon_shows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """With its own remedies; what only a start would mind can wait."""
+    page = shown()
+    page["troubles"] = [
+        {"place": "kafka", "is_holding_up": True, "sentence": "no commit for 20 s", "remedy": "check the brokers"}
+    ]
+    is_well, lines = advised(monkeypatch, config(tmp_path), [FINDINGS[3]], page)
+    assert not is_well
+    assert lines[0] == "shop: the daemon runs; 1 to change now, 1 to know"
+    assert lines[3:5] == ["  1. kafka: no commit for 20 s", "     Change: check the brokers"]
+    assert lines[6] == "not yet a problem:"
+
+
+def test_a_daemon_that_is_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert advised(monkeypatch, config(tmp_path), [FINDINGS[4]], shown()) == (
+        True,
+        ["shop: the daemon runs; nothing to change now, 0 to know"],
+    )
+
+
+def test_for_programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    is_well, lines = advised(monkeypatch, config(tmp_path), [FINDINGS[2]], None, as_json=True)
+    assert not is_well
+    assert json.loads("\n".join(lines)) == {
+        "name": "shop",
+        "is_well": False,
+        "advice": [{"harm": "loss", "subject": "shop.users", "sentence": "it was deleted", "remedy": ""}],
+    }
+
+
+def test_a_member_that_is_away_beside_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does no harm yet, and is told once, though the running daemon tells of it, too."""
+    settings = config(tmp_path)
+    away = Finding("b:3301", "can't connect", may_heal=True)
+    page = shown()
+    page["troubles"] = [{"place": "source", "is_holding_up": False, "sentence": "b:3301: can't connect", "remedy": ""}]
+    members = [Examined(Candidate(Answer("b:3301"))), Examined(Candidate(Answer("a:3301")), Contents())]
+    found = Examination(findings=[away], members=members)
+    monkeypatch.setattr(command, "examine", lambda *_: found)
+    monkeypatch.setattr(command, "ask", lambda *_, **__: page)
+    monkeypatch.setattr(doctor_looks, "of_machine", lambda _: iter(()))
+    lines: list[str] = []
+    assert doctor(settings, lines.append)
+    assert lines[2:] == ["not yet a problem:", "  1. b:3301: can't connect"]
