@@ -89,6 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--verbose", action="store_true", help="print also what is as it should be")
     status = add_configured("status", _status, "show the running daemon's position, lag and upstream")
     status.add_argument("--json", action="store_true", help="print the complete status as JSON")
+    topics = add_configured("topics", _topics, "list the daemon's topics: records, newest seq, and how far consumers are behind")
+    topics.add_argument("--json", action="store_true", help="print them as JSON")
+    _add_position_arguments(add_configured("position", _position, "show the daemon's checkpoint, save it, or put it back"))
     snapshot = add_configured("snapshot", _snapshot, "have the running daemon publish all rows of these spaces again, as `r`")
     _add_snapshot_arguments(snapshot)
     add_configured("verify", _verify, "compare the state store with the master; the daemon must be stopped")
@@ -108,6 +111,15 @@ def _parser() -> argparse.ArgumentParser:
     demo = add("demo", _demo, "start real servers with a workload, and watch the changes arrive; ends automatically")
     demo.add_argument("--keep", action="store_true", help="keep the demo's directory")
     return parser
+
+
+def _add_position_arguments(position: argparse.ArgumentParser) -> None:
+    position.add_argument(
+        "action", choices=("show", "export", "set"), nargs="?", default="show", help="show (the default), export or set"
+    )
+    position.add_argument("file", type=Path, nargs="?", metavar="FILE", help="for export: a new file; for set: an exported one")
+    position.add_argument("--json", action="store_true", help="show the position as JSON")
+    position.add_argument("--yes", action="store_true", help="don't ask for confirmation")
 
 
 def _add_snapshot_arguments(snapshot: argparse.ArgumentParser) -> None:
@@ -210,6 +222,53 @@ def _status(options: argparse.Namespace) -> int:
     return 0
 
 
+def _topics(options: argparse.Namespace) -> int:
+    from cdc.commands.topics import topics
+
+    topics(_daemon(options), say, as_json=options.json)
+    return 0
+
+
+def _position(options: argparse.Namespace) -> int:
+    from cdc.commands.position import export, put_back, show
+
+    settings = _daemon(options)
+    log.configure(settings.log.format, "warning")
+    if (options.file is None) != (options.action == "show"):
+        complain(f"tarantool-cdc: position {options.action} {'takes no' if options.action == 'show' else 'needs a'} FILE")
+        return 2
+    if options.action == "show":
+        show(settings, say, as_json=options.json)
+        return 0
+    if options.action == "export":
+        export(settings, say, options.file)
+        return 0
+    confirm = _Confirmation(is_given=options.yes)
+    if put_back(settings, say, options.file, confirm):
+        return 0
+    return 2 if confirm.lacks_terminal else 1
+
+
+class _Confirmation:
+    """Question on the terminal, unless the answer `is_given`."""
+
+    def __init__(self, *, is_given: bool) -> None:
+        self._is_given = is_given
+        self.lacks_terminal = False
+
+    def __call__(self, question: str) -> bool:
+        if self._is_given:
+            return True
+        if not sys.stdin.isatty():
+            self.lacks_terminal = True
+            complain("tarantool-cdc: there is no terminal to ask for confirmation. Pass --yes.")
+            return False
+        try:
+            return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+        except EOFError:
+            return False
+
+
 def _snapshot(options: argparse.Namespace) -> int:
     from cdc.commands.snapshot import snapshot
 
@@ -233,24 +292,10 @@ def _unregister(options: argparse.Namespace) -> int:
     log.configure(settings.log.format, "warning")
     from cdc.commands.unregister import unregister
 
-    lacks_terminal = False
-
-    def confirm(question: str) -> bool:
-        nonlocal lacks_terminal
-        if options.yes:
-            return True
-        if not sys.stdin.isatty():
-            lacks_terminal = True
-            complain("tarantool-cdc: there is no terminal to ask for confirmation. Pass --yes.")
-            return False
-        try:
-            return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
-        except EOFError:
-            return False
-
+    confirm = _Confirmation(is_given=options.yes)
     if unregister(settings, say, confirm):
         return 0
-    return 2 if lacks_terminal else 1
+    return 2 if confirm.lacks_terminal else 1
 
 
 def _replay(options: argparse.Namespace) -> int:
