@@ -38,7 +38,7 @@ from cdc.upstream.identity import instance_uuid
 
 Say = Callable[[str], object]
 
-FORMAT: Final = "tarantool-cdc checkpoint 1"
+FORMAT: Final = "checkpoint of tarantool-cdc, 1"
 """First line of an exported file."""
 _TRANSACTION_MS: Final = 30_000
 _SECONDS: Final = 30.0

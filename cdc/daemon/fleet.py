@@ -24,11 +24,13 @@ import structlog
 
 from cdc.config.fleet import Fleet
 from cdc.daemon.fleet_processes import Failure, FleetProcesses, Phase
+from cdc.daemon.http_settings import certificate_of, tokens_of
 from cdc.daemon.supervised import failure_in
 from cdc.errors import CdcError, ConfigurationError
 from cdc.ops import asking
 from cdc.ops.bounded_server import BoundedServer
 from cdc.ops.fleet_page import ShardView, fleet_server
+from cdc.ops.rights import Rights
 
 _Event = Callable[[], None]
 Command = Callable[[str, int], Sequence[str]]
@@ -157,7 +159,8 @@ class FleetDaemon:
         if address is None:
             return None
         try:
-            return fleet_server(address, self._fleet.name, self._fleet.topics, self.views, http.allowed_hosts)
+            rights, tls = Rights.of(tokens_of(self._fleet.shared)), certificate_of(http)
+            return fleet_server(address, self._fleet.name, self._fleet.topics, self.views, http.allowed_hosts, rights, tls)
         except ConfigurationError as error:
             raise asking.listener_conflict_error(self._fleet.name, address, "") or error from error
 

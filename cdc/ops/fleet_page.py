@@ -1,5 +1,6 @@
 """The HTTP interface of a fleet: the pages of its daemons as one. Each page is asked for when it is asked of the fleet.
 
+/           the fleet's page
 /status     {"name": …, "shards": {"s1": {"process": "running", …, "status": the daemon's, or null}}}
 /metrics    the daemons' metrics with the label `shard`, and those of their processes
 /health     200 while the fleet's process runs: it starts the daemons again
@@ -14,17 +15,25 @@ import json
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from cdc.ops.bounded_server import BoundedHandler, BoundedServer
-from cdc.ops.http import BODY_BYTES_MAX
+from cdc.ops.bounded_server import BoundedServer, Certificate
+from cdc.ops.http import BODY_BYTES_MAX, PAGE, PageHandler
+from cdc.ops.page_files import HEADERS
 from cdc.ops.request_queue import ANSWER_TIMEOUT_SECONDS
+from cdc.ops.rights import Rights
+from cdc.ops.view import Shared
 
 _KEY: Final = "http.listen"
 _HOST: Final = "127.0.0.1"
 _ASK_SECONDS: Final = 4.0
+_AGAIN_SECONDS: Final = 2
+_STATUS_SECONDS: Final = 0.5
+"""Time for which all who ask for the status get the same one: each costs a question to every daemon."""
 SHARDS: Final = "/shards/"
 
 METRICS: Final = {
@@ -53,65 +62,115 @@ class _Answer(NamedTuple):
 Views = Callable[[], Mapping[str, ShardView]]
 
 
+@dataclass(frozen=True, slots=True)
+class FleetSite:
+    """What the handlers of a fleet's listener share; `status` is the fleet's as JSON."""
+
+    name: str
+    topics: str
+    views: Views
+    status: Shared
+
+
+class FleetHandler(PageHandler):
+    """Handler of a fleet's listener."""
+
+    site: FleetSite
+
+    def do_GET(self) -> None:  # noqa: N802 - the library's name
+        """Answer a request for something that is shown."""
+        path = self.path.split("?")[0]
+        if path.startswith(SHARDS):
+            self._forward("GET")
+        elif path == "/":
+            self.answer_file("fleet.html")
+        elif path == "/page/visitor":
+            self.answer_visitor()
+        elif path.startswith(PAGE):
+            if not self.answer_file(path.removeprefix(PAGE)):
+                self.answer(404, "text/plain", b"the page has no such part\n")
+        elif path in ("/status", "/metrics"):
+            if self.is_permitted("view"):
+                self._answer_for_all(path)
+        elif path == "/health":
+            self.answer(200, "text/plain", _lines(self.site.views(), "/health")[1])
+        elif path == "/ready":
+            are_ready, lines = _lines(self.site.views(), "/ready")
+            self.answer(200 if are_ready else 503, "text/plain", lines)
+        else:
+            self.answer(404, "text/plain", b"there are /metrics, /health, /ready, /status and /shards/<shard>/...\n")
+
+    def do_POST(self) -> None:  # noqa: N802 - the library's name
+        """Pass an order on."""
+        if self.path.startswith(SHARDS):
+            self._forward("POST")
+        else:
+            self.answer(404, "text/plain", b"orders are for one daemon: POST /shards/<shard>/snapshot\n")
+
+    def _answer_for_all(self, path: str) -> None:
+        site = self.site
+        if path == "/status":
+            found = site.status.get(lambda: _status(site.name, site.topics, site.views(), self._token()))
+            self.answer(200, "application/json", found, {"Cache-Control": "no-store"})
+            return
+        shown = self.site.views()
+        answers = _ask_all(shown, "/metrics", self._token())
+        pages = {shard: answer.body.decode() for shard, answer in answers.items() if answer.code == HTTPStatus.OK}
+        self.answer(200, CONTENT_TYPE_LATEST, "\n".join(merged(pages, shown)).encode() + b"\n")
+
+    def _token(self) -> Mapping[str, str]:
+        shown = self.headers.get("Authorization")
+        return {} if shown is None else {"Authorization": shown}
+
+    def _forward(self, method: str) -> None:
+        shard, _, path = self.path.removeprefix(SHARDS).partition("/")
+        if path == "page/stream":
+            # A stream has no end that could be waited for: the page asks again and again.
+            self.answer(503, "text/plain", b"the fleet passes no streams on\n", {"Retry-After": str(_AGAIN_SECONDS)})
+            return
+        view = self.site.views().get(shard)
+        if view is None or view.port is None:
+            problem = "no daemon of that shard runs now" if view is not None else f"there is no shard {shard[:100]!r}"
+            self.answer(503 if view is not None else 404, "application/json", json.dumps({"error": problem}).encode())
+            return
+        length = self.headers.get("Content-Length", "0")
+        if not length.isdecimal() or int(length) > BODY_BYTES_MAX or "Transfer-Encoding" in self.headers:
+            self.answer(400, "application/json", b'{"error": "the body must be as long as Content-Length says"}')
+            return
+        body = self.rfile.read(int(length))
+        self.server.extend_deadline(self.connection, ANSWER_TIMEOUT_SECONDS)
+        headers = {**self._token()}
+        if method == "POST":
+            headers["Content-Type"] = self.headers.get("Content-Type", "")
+        found = _ask(view.port, method, f"/{path}", body, headers, ANSWER_TIMEOUT_SECONDS)
+        if found is None:
+            found = _Answer(503, "application/json", b'{"error": "the daemon of that shard doesn\'t answer"}')
+        # A page of a daemon needs its rules for the browser here, too.
+        self.answer(*found, HEADERS)
+
+
 def fleet_server(
-    address: tuple[str, int], name: str, topics: str, views: Views, allowed_hosts: Collection[str] = ()
+    address: tuple[str, int],
+    name: str,
+    topics: str,
+    views: Views,
+    allowed_hosts: Collection[str] = (),
+    rights: Rights | None = None,
+    tls: Certificate | None = None,
 ) -> BoundedServer:
     """Return a fleet's HTTP server, which serves on a separate thread, also requests for the host names `allowed_hosts`.
 
-    Raises ConfigurationError if it can't listen.
+    The daemons have the same tokens, and are shown that of each request. Raises ConfigurationError if it can't listen.
     """
-
-    class Handler(BoundedHandler):
-        def do_GET(self) -> None:  # noqa: N802 - the library's name
-            path = self.path.split("?")[0]
-            if path.startswith(SHARDS):
-                self._forward("GET")
-            elif path == "/status":
-                self.answer(200, "application/json", json.dumps(_status(name, topics, views()), indent=1).encode())
-            elif path == "/metrics":
-                shown = views()
-                pages = {shard: answer.body.decode() for shard, answer in _ask_all(shown, "/metrics").items()}
-                self.answer(200, CONTENT_TYPE_LATEST, "\n".join(merged(pages, shown)).encode() + b"\n")
-            elif path == "/health":
-                self.answer(200, "text/plain", _lines(views(), "/health")[1])
-            elif path == "/ready":
-                are_ready, lines = _lines(views(), "/ready")
-                self.answer(200 if are_ready else 503, "text/plain", lines)
-            else:
-                self.answer(404, "text/plain", b"there are /metrics, /health, /ready, /status and /shards/<shard>/...\n")
-
-        def do_POST(self) -> None:  # noqa: N802 - the library's name
-            if self.path.startswith(SHARDS):
-                self._forward("POST")
-            else:
-                self.answer(404, "text/plain", b"orders are for one daemon: POST /shards/<shard>/snapshot\n")
-
-        def _forward(self, method: str) -> None:
-            shard, _, path = self.path.removeprefix(SHARDS).partition("/")
-            view = views().get(shard)
-            if view is None or view.port is None:
-                problem = "no daemon of that shard runs now" if view is not None else f"there is no shard {shard[:100]!r}"
-                self.answer(503 if view is not None else 404, "application/json", json.dumps({"error": problem}).encode())
-                return
-            length = self.headers.get("Content-Length", "0")
-            if not length.isdecimal() or int(length) > BODY_BYTES_MAX or "Transfer-Encoding" in self.headers:
-                self.answer(400, "application/json", b'{"error": "the body must be as long as Content-Length says"}')
-                return
-            body = self.rfile.read(int(length))
-            self.server.extend_deadline(self.connection, ANSWER_TIMEOUT_SECONDS)
-            headers = {"Content-Type": self.headers.get("Content-Type", "")} if method == "POST" else {}
-            found = _ask(view.port, method, f"/{path}", body, headers, ANSWER_TIMEOUT_SECONDS)
-            if found is None:
-                found = _Answer(503, "application/json", b'{"error": "the daemon of that shard doesn\'t answer"}')
-            self.answer(*found)
-
-    server = BoundedServer.listening(_KEY, address, Handler, allowed_hosts)
+    site = FleetSite(name, topics, views, Shared(_STATUS_SECONDS))
+    handler = type("Handler", (FleetHandler,), {"site": site, "rights": rights or Rights()})
+    server = BoundedServer.listening(_KEY, address, handler, allowed_hosts, tls)
     server.start()
     return server
 
 
-def _status(name: str, topics: str, views: Mapping[str, ShardView]) -> dict[str, Any]:
-    answers = _ask_all(views, "/status")
+def _status(name: str, topics: str, views: Mapping[str, ShardView], token: Mapping[str, str]) -> dict[str, Any]:
+    answers = _ask_all(views, "/status", token)
     shards = {}
     for shard, view in views.items():
         answer = answers.get(shard)
@@ -174,13 +233,13 @@ def _labelled(line: str, shard: str) -> str:
     return f'{name}{{shard="{shard}"}} {value}'
 
 
-def _ask_all(views: Mapping[str, ShardView], path: str) -> dict[str, _Answer]:
+def _ask_all(views: Mapping[str, ShardView], path: str, token: Mapping[str, str] | None = None) -> dict[str, _Answer]:
     """Return the answers of those daemons that answer, all asked at once."""
     ports = {shard: view.port for shard, view in views.items() if view.port is not None}
     if not ports:
         return {}
     with ThreadPoolExecutor(max_workers=min(32, len(ports))) as pool:
-        found = pool.map(lambda port: _ask(port, "GET", path), ports.values())
+        found = pool.map(lambda port: _ask(port, "GET", path, headers=token), ports.values())
         return {shard: answer for shard, answer in zip(ports, found, strict=True) if answer is not None}
 
 

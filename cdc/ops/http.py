@@ -135,10 +135,10 @@ class StatusHandler(PageHandler):
                 self.answer_visitor()
             case "state":
                 if self.is_permitted("view"):
-                    self.answer_json(200, view.frame.get())
+                    self.answer_json(200, view.frame())
             case "history":
                 if self.is_permitted("view"):
-                    self.answer_json(200, view.history.get())
+                    self.answer_json(200, view.history())
             case "stream":
                 if self.is_permitted("view"):
                     self._stream()
@@ -182,7 +182,7 @@ class StatusHandler(PageHandler):
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Accel-Buffering", "no")
         self.end_headers()
-        self.wfile.write(b"data: " + self.site.view.frame.get() + b"\n\n")
+        self.wfile.write(b"data: " + self.site.view.frame() + b"\n\n")
         self.wfile.flush()
         self.server.hand_over(self.connection)
         if not streams.add(self.connection):
@@ -240,7 +240,7 @@ class StatusServer:
         """
         registry = CollectorRegistry()
         registry.register(StatusCollector(view.status))
-        self._streams = Streams(view.frame.get, FRAME_SECONDS)
+        self._streams = Streams(view.frame, FRAME_SECONDS)
         rights = rights or Rights()
         site = Site(view, rights, registry, self._streams)
         handler = type("Handler", (StatusHandler,), {"site": site, "rights": rights})

@@ -29,15 +29,20 @@ class View:
         self.tail = EventTail()
         self._history = History()
         self._troubles = TroubleLog()
-        self.frame = _Cached(FRAME_SECONDS, self._frame)
-        """The page's contents now, as JSON."""
-        self.history = _Cached(INTERVAL_SECONDS, self._history.to_json)
-        """The last hour, as JSON."""
+        self._shared_frame, self._shared_history = Shared(FRAME_SECONDS), Shared(INTERVAL_SECONDS)
 
     def look(self) -> None:
         """Take a sample, and note what is wrong; called again and again."""
         self._history.sample(self.status, time.monotonic())
         self._troubles.look(self.status, time.time())
+
+    def frame(self) -> bytes:
+        """Return the page's contents now, as JSON."""
+        return self._shared_frame.get(self._frame)
+
+    def history(self) -> bytes:
+        """Return the last hour, as JSON."""
+        return self._shared_history.get(self._history.to_json)
 
     def _frame(self) -> dict[str, Any]:
         status = self.status
@@ -56,22 +61,21 @@ class View:
         }
 
 
-class _Cached:
+class Shared:
     """A value as bytes of JSON, made anew if it is older than an interval. Of several threads that ask, one makes it."""
 
-    def __init__(self, interval_seconds: float, make: Callable[[], Any]) -> None:
+    def __init__(self, interval_seconds: float) -> None:
         self._interval_seconds = interval_seconds
-        self._make = make
         self._lock = threading.Lock()
         self._made_at = -interval_seconds
         self._bytes = b""
 
-    def get(self) -> bytes:
+    def get(self, make: Callable[[], Any]) -> bytes:
         """Return the value."""
         with self._lock:
             now = time.monotonic()
             if now - self._made_at >= self._interval_seconds:
-                self._bytes = json.dumps(self._make(), separators=(",", ":")).encode()
+                self._bytes = json.dumps(make(), separators=(",", ":")).encode()
                 self._made_at = now
             return self._bytes
 

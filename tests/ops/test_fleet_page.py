@@ -1,8 +1,19 @@
-"""One page of metrics for all shards."""
+"""The pages of all shards as one: metrics, status, and what is passed on to a shard's daemon."""
 
 from __future__ import annotations
 
-from cdc.ops.fleet_page import ShardView, merged
+import http.client
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from cdc.ops.fleet_page import ShardView, fleet_server, merged
+from cdc.ops.http import StatusServer
+from cdc.ops.page_files import page_files
+from cdc.ops.rights import Rights, Visitor, digest
+from cdc.ops.status import Status
+from cdc.ops.view import View
 
 PAGE = """# HELP rows_total Rows
 # TYPE rows_total counter
@@ -43,3 +54,60 @@ def test_families_stay_together() -> None:
         'tarantool_cdc_shard_restarts_total{shard="s2"} 2',
         'tarantool_cdc_shard_restarts_total{shard="s3"} 7',
     ]
+
+
+TOKEN = "a-token-of-the-fleet"
+
+
+@pytest.fixture
+def fleet() -> Iterator[tuple[str, int]]:
+    """The address of a fleet whose shard s1 runs and streams, and whose s2 has no process; the view needs a token."""
+    rights = Rights({digest(TOKEN): Visitor("ann", frozenset({"view", "operate"}))}, view_needs_token=True)
+    daemon = StatusServer(("127.0.0.1", 0), View(Status("shop.s1", state="streaming")), rights=rights)
+    views = {"s1": ShardView("running", 7, daemon.port, 0, None), "s2": ShardView("waiting", None, None, 3, "it ended")}
+    server = fleet_server(("127.0.0.1", 0), "shop", "shared", lambda: views, rights=rights)
+    yield "127.0.0.1", server.port
+    server.stop()
+    daemon.close()
+
+
+def get(address: tuple[str, int], path: str, token: str | None = TOKEN, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
+    connection = http.client.HTTPConnection(*address, timeout=10)
+    try:
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, dict(answer.headers), answer.read()
+    finally:
+        connection.close()
+
+
+def test_a_page_for_the_fleet_and_one_for_each_daemon(fleet: tuple[str, int]) -> None:
+    """The files need no token; a daemon's page has the same rules for the browser as at its own address."""
+    assert get(fleet, "/", None)[2] == page_files()["fleet.html"].content
+    code, headers, body = get(fleet, "/shards/s1/", None)
+    assert (code, body) == (200, page_files()["daemon.html"].content)
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    for page in ("/page/fleet.js", "/shards/s1/page/daemon.js"):
+        assert get(fleet, page, None)[0] == 200
+    assert get(fleet, "/page/none.js", None)[0] == 404
+
+
+def test_the_token_is_passed_on(fleet: tuple[str, int]) -> None:
+    for path in ("/status", "/metrics", "/shards/s1/status", "/shards/s1/page/state"):
+        assert get(fleet, path, None)[0] == 401
+        assert get(fleet, path, "another-token-than-this")[0] == 401
+        assert get(fleet, path)[0] == 200
+    shards = json.loads(get(fleet, "/status")[2])["shards"]
+    assert (shards["s1"]["status"]["state"], shards["s2"]["status"], shards["s2"]["error"]) == ("streaming", None, "it ended")
+    assert b'tarantool_cdc_ready{shard="s1"} 1.0' in get(fleet, "/metrics")[2]
+    assert get(fleet, "/shards/s1/page/topics")[0] == 403, "this token may see no rows"
+    assert get(fleet, "/shards/s1/snapshot/pause", None, "POST")[0] == 401
+    assert get(fleet, "/shards/s1/snapshot/pause", method="POST")[0] == 503, "it is asked, and follows no stream"
+    assert json.loads(get(fleet, "/page/visitor")[2])["name"] == "ann"
+
+
+def test_a_stream_is_not_passed_on(fleet: tuple[str, int]) -> None:
+    """It would never end; the page asks for the state instead."""
+    code, headers, _ = get(fleet, "/shards/s1/page/stream")
+    assert (code, headers["Retry-After"]) == (503, "2")
