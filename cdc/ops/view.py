@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from cdc.ops.event_tail import EventTail
+from cdc.ops.flow_line import FlowLine
 from cdc.ops.history import INTERVAL_SECONDS, History
 from cdc.ops.status import Status
 from cdc.ops.troubles import TroubleLog, current
@@ -29,11 +30,13 @@ class View:
         self.tail = EventTail()
         self._history = History()
         self._troubles = TroubleLog()
+        self._flow_line = FlowLine(status)
         self._shared_frame, self._shared_history = Shared(FRAME_SECONDS), Shared(INTERVAL_SECONDS)
 
     def look(self) -> None:
-        """Take a sample, and note what is wrong; called again and again."""
+        """Take a sample, note what is wrong, and log the line of the minute; called again and again."""
         self._history.sample(self.status, time.monotonic())
+        self._flow_line.look(time.monotonic(), time.time())
         self._troubles.look(self.status, time.time())
 
     def frame(self) -> bytes:
