@@ -64,6 +64,8 @@ _OF_SNAPSHOTS: Final = "spark.sql.iceberg.snapshot-property."
 """Beginning of the settings of a session that go into the summaries of its snapshots."""
 _CONFLICTS: Final = ("CommitFailedException", "ValidationException")
 _NAME_TAKEN: Final = "AMBIGUOUS_REFERENCE"
+_OF_MERGES: Final = ("__row_", "__original_row_id_")
+"""Beginnings of the names of columns that Spark's MERGE adds to rows. Their values would get into fields with such names."""
 _EXPIRED: Final = ("is not a parent ancestor of end snapshot", "Cannot find the starting snapshot", "NotFoundException")
 """Errors of Iceberg where `maintain` has removed the snapshots that tell what was appended."""
 _TRIES: Final = 10
@@ -230,6 +232,9 @@ def upsert(session: SparkSession, table: Table, new: DataFrame, by: Sequence[str
 
 def _merge(session: SparkSession, table: Table, new: DataFrame, clauses: str, once: Once | None) -> None:
     """Merge a frame, `new`, into the table, `stored`. The session must be this table's own. Raises NameTakenError."""
+    taken = [name for name in new.columns if name.lower().startswith(_OF_MERGES)]
+    if taken:
+        raise NameTakenError(f"Spark's MERGE has columns of its own called as {', '.join(taken)}.")
     target = f"{identifier(session, table)}.`branch_{_BRANCH}`"
     view = f"tarantool_cdc_{uuid4().hex}"
     # The frame is one of another session.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs import run
 from spark_jobs.tables import delta, iceberg_tables
-from spark_jobs.tables.format import Once, OvertakenError, TableFormat
+from spark_jobs.tables.format import NameTakenError, Once, OvertakenError, TableFormat
 from spark_jobs.tables.places import Table, qualified
 from tests.spark.formats import FORMATS, forget_at_once
 
@@ -174,6 +175,28 @@ def test_missing_rows_are_inserted_and_others_replaced_on_condition(known: Table
     # The settings of that session's snapshots are those of no other table's.
     known.delete(spark, table, "_key = '9'")
     assert numbers(known, spark, table) == {"query": 0}
+
+
+def test_a_merge_leaves_the_values_of_fields_that_are_called_as_its_own_columns(
+    known: TableFormat, spark: SparkSession, table: str
+) -> None:
+    names = ("__row_operation", "__ROW_ID", "__row_from_source", "__original_row_id_x")
+    wide = [rows(spark, *some) for some in ([("1", 1, "x"), ("2", 2, "x")], [("1", 5, "y"), ("3", 3, "y")])]
+    first, newer = (frame.select("*", *(F.lit(7 + place).alias(name) for place, name in enumerate(names))) for frame in wide)
+    known.append_once(first, table, partition_by=(), application="query", batch=0)
+    own = (7, 8, 9, 10)
+    before = [("1", 1, "x", *own), ("2", 2, "x", *own)]
+    merges: tuple[Callable[[], None], ...] = (
+        lambda: known.merge_rows(spark.newSession(), table, newer.withColumn("_deleted", F.lit(False)), Once("merged", 5)),
+        lambda: known.upsert(spark, table, newer, ["_key"], "new._seq > stored._seq"),
+    )
+    for merge in merges:
+        try:
+            merge()
+        except NameTakenError:
+            assert stored(known, spark, table) == before
+        else:
+            assert stored(known, spark, table) == [("1", 5, "y", *own), ("2", 2, "x", *own), ("3", 3, "y", *own)]
 
 
 def test_what_was_appended_since_a_version_is_told_until_it_is_gone(
