@@ -35,6 +35,7 @@ _REMEDIES: Final[dict[Place, str]] = {
 """What to do about errors that don't say it."""
 _CLIENT_DETAILS: Final = re.compile(r" \(after \d+ms in state \w+(, \d+ identical error\(s\) suppressed)?\)")
 """What Kafka's client adds to a failure, which says nothing about its cause."""
+_BUCKET_REMEDY: Final = "Look at that shard's daemon on the fleet's page, and start it or end its trouble. Other buckets go on."
 _REGISTRY_REMEDIES: Final = {
     "away": "Start the registry, or correct format.registry.url.",
     "forbidden": "Check format.registry.user, its password and its rights.",
@@ -71,6 +72,7 @@ def current(status: Status) -> list[Trouble]:
     for upstream in status.upstreams:
         # A member that is the reason for a wait has been named already.
         found += [] if upstream.address in told else _of_member(upstream)
+    found += _of_buckets(status)
     signals = status.requests.signals.sentence if status.requests is not None else None
     if signals:
         found.append(Trouble("signals", "kafka", False, signals, "Rows go on; the daemon tries again every 5 s."))
@@ -112,6 +114,13 @@ def _of_quorum(status: Status) -> Iterator[Trouble]:
     overdue = status.overdue_quorum
     if overdue is not None:
         yield Trouble("quorum", "quorum", True, overdue.description(time.time_ns() // 1000), QUORUM_REMEDY)
+
+
+def _of_buckets(status: Status) -> Iterator[Trouble]:
+    buckets = status.buckets
+    sentence = buckets.sentence(time.time_ns() // 1000) if buckets is not None and buckets.is_overdue else None
+    if buckets is not None and sentence is not None:
+        yield Trouble("bucket", "source", buckets.is_full, sentence, _BUCKET_REMEDY)
 
 
 def _of_member(upstream: Upstream) -> Iterator[Trouble]:

@@ -150,6 +150,22 @@ ROWS: Final[tuple[tuple[str, tuple[Plot, ...]], ...]] = (
         ),
     ),
     (
+        "Buckets that move between shards",
+        (
+            Plot("Buckets that wait for the shard that they leave", "none", ((level("tarantool_cdc_buckets_waiting"), DAEMON),)),
+            Plot("How long the first has been waiting", "s", ((level("tarantool_cdc_bucket_wait_seconds"), DAEMON),)),
+            Plot("Memory of their rows", "bytes", ((level("tarantool_cdc_bucket_waiting_bytes"), DAEMON),)),
+            Plot(
+                "Buckets of several shards, and changes lost by that",
+                "none",
+                (
+                    (level("tarantool_cdc_buckets_doubled"), f"doubled {DAEMON}"),
+                    (gain("tarantool_cdc_bucket_changes_lost_total"), f"lost {DAEMON}"),
+                ),
+            ),
+        ),
+    ),
+    (
         "Events worth a look",
         (
             Plot(

@@ -11,6 +11,8 @@ from cdc.ops.troubles import Trouble, TroubleLog, current
 from cdc.ops.way import way
 from cdc.positions.vclock import VClock
 from cdc.registry.schema_ids import RegistryWait
+from cdc.stream.moves.queues import Wait
+from cdc.stream.reports.bucket_waits import BucketsState
 from cdc.stream.reports.limbo_watch import OverdueQuorum
 from cdc.stream.transactions.limbo import LimboState
 from cdc.upstream.overview import Upstream
@@ -125,6 +127,18 @@ def test_a_store_that_lags(status: Status) -> None:
     assert next(station.text for station in way(status) if station.name == "store") == "3 rows behind Kafka"
     status.store_position = None
     assert modes(status)["store"] == "none"
+
+
+def test_a_bucket_waits(status: Status) -> None:
+    """Other rows go on, until so much waits that the stream isn't read."""
+    wait = Wait(bucket_id=7, since_us=time.time_ns() // 1000 - 90_000_000, waits_for="s2")
+    status.buckets = BucketsState((wait,), 1)
+    assert current(status) == []
+    status.buckets = BucketsState((wait,), 1, is_overdue=True)
+    assert (only(status).kind, only(status).is_holding_up) == ("bucket", False)
+    assert only(status).sentence.startswith("bucket 7 has been waiting for 90 s for the daemon of the shard 's2'")
+    status.buckets = BucketsState((wait,), 1, is_overdue=True, is_full=True)
+    assert only(status).is_holding_up
 
 
 def test_how_long_each_has_lasted(status: Status) -> None:
