@@ -325,7 +325,7 @@ def values_of_every_type_and_names_of_every_kind(job: Job, space: Space) -> Stor
     assert len(found) == 2
     yield []
     yield job.topics.append(space.delete(101, 401))
-    assert job.session.sql(view.query()).dtypes == tables.read(job.session, view.base).dtypes
+    assert job.session.sql(view.query()).dtypes == job.session.table(view.base).dtypes
 
 
 def columns_of_a_new_form_at_once(job: Job, space: Space) -> Story:
