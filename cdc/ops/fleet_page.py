@@ -124,7 +124,7 @@ class FleetHandler(PageHandler):
 
     def _forward(self, method: str) -> None:
         shard, _, path = self.path.removeprefix(SHARDS).partition("/")
-        if path == "page/stream":
+        if path.partition("?")[0].lstrip("/") == "page/stream":
             # A stream has no end that could be waited for: the page asks again and again.
             self.answer(503, "text/plain", b"the fleet passes no streams on\n", {"Retry-After": str(_AGAIN_SECONDS)})
             return
@@ -255,8 +255,10 @@ def _ask(
     try:
         connection.request(method, path, body or None, {**(headers or {})})
         answer = connection.getresponse()
+        if answer.length is None:
+            return None  # it has no end that is known: a stream, whichever path it was asked for by
         return _Answer(answer.status, answer.headers.get("Content-Type", "text/plain"), answer.read())
-    except (OSError, http.client.HTTPException):
+    except (OSError, http.client.HTTPException, ValueError):  # ValueError: a path, or a token, that no request can have
         return None
     finally:
         connection.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 from collections.abc import Iterator
 
 import pytest
@@ -111,3 +112,15 @@ def test_a_stream_is_not_passed_on(fleet: tuple[str, int]) -> None:
     """It would never end; the page asks for the state instead."""
     code, headers, _ = get(fleet, "/shards/s1/page/stream")
     assert (code, headers["Retry-After"]) == (503, "2")
+
+
+@pytest.mark.parametrize("path", ["page/stream?again", "/page/stream", "/page/stream?again"])
+def test_nor_is_one_that_is_spelt_otherwise(fleet: tuple[str, int], path: str) -> None:
+    """Each would keep one of the listener's threads, until none is left."""
+    assert get(fleet, f"/shards/s1/{path}")[0] == 503
+
+
+def test_a_path_that_no_request_can_have(fleet: tuple[str, int]) -> None:
+    with socket.create_connection(fleet, 10) as client:
+        client.sendall(b"GET /shards/s1/\xe9 HTTP/1.0\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.0 503 ")
