@@ -7,9 +7,14 @@ import threading
 
 import pytest
 
-from cdc.errors import ConfigurationError
+from cdc.errors import ConfigurationError, RequestError
 from cdc.local.ports import free_port
-from cdc.ops.asking import ask, tap_status
+from cdc.ops.asking import Access, ask, listener_conflict_error, tap_status
+from cdc.ops.http import StatusServer
+from cdc.ops.rights import Rights, Visitor, digest
+from cdc.ops.status import Status
+from cdc.ops.view import View
+from cdc.stream.commits.ownership import NameTakenError
 
 
 def test_nobody_listens() -> None:
@@ -37,3 +42,24 @@ def test_the_daemon_ends_in_the_middle_of_its_answer() -> None:
             ask("shop", address, "/status")
         assert tap_status("shop", address) is None
         answering.join()
+
+
+@pytest.mark.parametrize("view_needs_token", [False, True])
+def test_a_token_of_another_state_directory(*, view_needs_token: bool) -> None:
+    """What anyone may see is seen with it, too: else a daemon with a new state.path couldn't tell whose place it takes."""
+    rights = Rights({digest("the-daemons-own-token"): Visitor("own", frozenset({"view"}))}, view_needs_token=view_needs_token)
+    server = StatusServer(("127.0.0.1", 0), View(Status("shop", state="streaming")), rights=rights)
+    address, other = ("127.0.0.1", server.port), Access("a-token-of-another")
+    try:
+        found = listener_conflict_error("shop", address, "", other)
+        if view_needs_token:
+            assert found is None
+            with pytest.raises(RequestError, match=r"refuses: this needs a token with the role view"):
+                ask("shop", address, "/status", access=other)
+        else:
+            assert isinstance(found, NameTakenError)
+            assert ask("shop", address, "/status", access=other)["state"] == "streaming"
+            with pytest.raises(RequestError, match=r"refuses: this needs a token with the role operate"):
+                ask("shop", address, "/snapshot/pause", {}, other)
+    finally:
+        server.close()
