@@ -12,6 +12,7 @@ notices that, as it does for every checkpoint that lost its newest records, and 
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -89,14 +90,12 @@ def export(config: Config, say: Say, file: Path) -> None:
     stored = admission.read(config)
     if stored.position is None:
         raise ConfigurationError(f"the daemon {config.name!r} has no checkpoint at {config.kafka.bootstrap_servers}")
-    lines = [json.dumps({"format": FORMAT, "name": config.name, "prefix": config.kafka.control_prefix})]
-    for key, value in _records(config, stored):
+    records = _records(config, stored)
+    head = {"format": FORMAT, "name": config.name, "prefix": config.kafka.control_prefix, "records": len(records)}
+    lines = [json.dumps(head)]
+    for key, value in records:
         lines.append(json.dumps([key.decode(), value.decode()]))
-    try:
-        with file.open("x", encoding="utf-8") as opened:
-            opened.write("".join(f"{line}\n" for line in lines))
-    except OSError as error:
-        raise ConfigurationError(f"{file} can't be written: {error.strerror}", "Name a file that isn't there yet.") from error
+    _write_new(file, "".join(f"{line}\n" for line in lines))
     position = stored.position
     say(f"{file}: the position {position.vclock}, seq {position.seq}, and the forms of {len(stored.spaces)} spaces")
 
@@ -109,23 +108,47 @@ def put_back(config: Config, say: Say, file: Path, confirm: Callable[[str], bool
     records, found = _read(config, file)
     position = found.position
     assert position is not None
-    stored = admission.read(config)
+    stored = _without_position(config)
     admission.check_owner(config, stored)
-    if stored.position is not None:
-        raise RequestError(
-            f"the daemon {config.name!r} has a checkpoint here, at {stored.position.vclock} with seq {stored.position.seq}",
-            "It is never replaced. Start the daemon: if the checkpoint has lost its newest records, it notices that.",
-        )
     admission.check_alone(config, stored, StateDirectoryLock.holders_of(admission.store_path(config)), lambda: False)
     if not confirm(f"Put the position {position.vclock}, seq {position.seq}, into {config.kafka.bootstrap_servers}?"):
         say("nothing was done")
         return False
+    # The question may have waited for hours, and a daemon may have started meanwhile.
+    _without_position(config)
     _write(config, records)
     say(
         f"the checkpoint is at {position.vclock} again. If the topics have newer events, the next start notices that, and takes "
         "a snapshot"
     )
     return True
+
+
+def _without_position(config: Config) -> Checkpoint:
+    """Return what is in Kafka. Raises RequestError if a position is among it."""
+    stored = admission.read(config)
+    if stored.position is not None:
+        raise RequestError(
+            f"the daemon {config.name!r} has a checkpoint here, at {stored.position.vclock} with seq {stored.position.seq}",
+            "It is never replaced. Start the daemon: if the checkpoint has lost its newest records, it notices that.",
+        )
+    return stored
+
+
+def _write_new(file: Path, text: str) -> None:
+    """Write a file as a whole, or not at all. Raises ConfigurationError if it is there already, or can't be written."""
+    is_new = False
+    try:
+        with file.open("x", encoding="utf-8") as opened:
+            is_new = True
+            opened.write(text)
+            opened.flush()
+            os.fsync(opened.fileno())
+    except OSError as error:
+        if is_new:
+            file.unlink(missing_ok=True)
+        remedy = "Name a file that isn't there yet, in a directory that has room."
+        raise ConfigurationError(f"{file} can't be written: {error.strerror}", remedy) from error
 
 
 def _members(config: Config) -> tuple[dict[str, VClock], list[str]]:
@@ -180,6 +203,8 @@ def _read(config: Config, file: Path) -> tuple[list[tuple[bytes, bytes]], Checkp
             for key, value in lines:
                 records.append((key.encode(), value.encode()))
                 fold(config.name, *records[-1], found)
+            if len(records) != head["records"]:
+                problem = f"it has {len(records)} of {head['records']} records"
     except OSError as error:
         problem = str(error.strerror)
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -201,6 +226,7 @@ def _write(config: Config, records: list[tuple[bytes, bytes]]) -> None:
     producer = clients.fencer(ownership.transactional_id(config.name, config.kafka.control_prefix), _TRANSACTION_MS)
     try:
         producer.init_transactions(_SECONDS)
+        _without_position(config)  # what a daemon that has just started has written; from here on, it writes no more
         producer.begin_transaction()
         for key, value in records:
             producer.produce(topic, value, key, partition=0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -98,7 +99,47 @@ def test_a_file_is_never_replaced(config: Config, kafka: Kafka, tmp_path: Path) 
         export(config, print, tmp_path / "other")
 
 
-HEAD = {"format": command.FORMAT, "name": "shop", "prefix": "shop"}
+@pytest.mark.parametrize("lines", [2, 3])
+def test_a_file_whose_end_is_missing(config: Config, kafka: Kafka, tmp_path: Path, lines: int) -> None:
+    """Without the forms of some spaces, the rows after the position couldn't be read as they were published."""
+    file = tmp_path / "checkpoint"
+    export(config, print, file)
+    whole = file.read_text().splitlines()
+    assert len(whole) == 4
+    file.write_text("".join(f"{line}\n" for line in whole[:lines]))
+    kafka.stored = Checkpoint()
+    with pytest.raises(ConfigurationError, match=f"can't be used: it has {lines - 1} of 3 records"):
+        put_back(config, print, file, refused)
+
+
+@pytest.mark.usefixtures("kafka")
+def test_a_disk_that_is_full_leaves_no_half_of_a_file(config: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("cdc.commands.position.os.fsync", fail)
+    file = tmp_path / "checkpoint"
+    with pytest.raises(ConfigurationError, match="checkpoint can't be written: No space left on device"):
+        export(config, print, file)
+    assert not file.exists()
+
+
+def test_a_daemon_that_starts_while_the_question_waits(config: Config, kafka: Kafka, tmp_path: Path) -> None:
+    """Its position is newer than the file's, and isn't replaced either."""
+    file = tmp_path / "checkpoint"
+    export(config, print, file)
+    started, kafka.stored = kafka.stored, Checkpoint()
+
+    def confirm(_: str) -> bool:
+        kafka.stored = started
+        return True
+
+    with pytest.raises(RequestError, match="It is never replaced"):
+        put_back(config, print, file, confirm)
+    assert kafka.written == []
+
+
+HEAD = {"format": command.FORMAT, "name": "shop", "prefix": "shop", "records": 1}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +148,7 @@ HEAD = {"format": command.FORMAT, "name": "shop", "prefix": "shop"}
         (["nonsense"], "hasn't written it like that"),
         ([json.dumps(HEAD | {"format": "x"})], "it has the format 'x'"),
         ([json.dumps(HEAD | {"name": "other"})], "it is of the daemon 'other' with the prefix 'shop'"),
-        ([json.dumps(HEAD)], "it has no position"),
+        ([json.dumps(HEAD | {"records": 0})], "it has no position"),
         ([json.dumps(HEAD), "[1, 2]"], "hasn't written it like that"),
         ([], "hasn't written it like that"),
     ],
