@@ -105,8 +105,7 @@ class BucketGate:
 
         def apply(body: Body, frame: bytes) -> _Event:
             key, before, arrived = changes.place_of(kind, frame)
-            row = tuple_values(before) if before is not None else arrived
-            bucket_id = row[field] if row is not None and field < len(row) else None
+            bucket_id = _bucket_in(tuple_values(before) if before is not None else arrived, field)
             assert self._row is not None
             transaction, previous_lsn, lsn, row_number, vclock = self._row
             fate = self._decided
@@ -124,10 +123,11 @@ class BucketGate:
             if before is None or kind == Type.DELETE or fate is Fate.SILENT or self.queues.is_past:
                 return found if fate is Fate.PUBLISHED else None
             after = self._images.current(key)
-            is_after_here = after is not None and self.queues.is_here(tuple_values(after)[field])
+            bucket_after: Any = _bucket_in(tuple_values(after), field) if after is not None else None
+            is_after_here = after is not None and self.queues.is_here(bucket_after)
             if fate is Fate.PUBLISHED and after is not None and not is_after_here and self.queues.is_here(bucket_id):
                 # The row was given to a bucket that isn't this shard's any more: here it is gone.
-                self.queues.lose(tuple_values(after)[field], None, space.form.space_id, key)
+                self.queues.lose(bucket_after, None, space.form.space_id, key)
                 return changes.gone(before)
             # A row of a bucket that has left may have been given to one that is here.
             return found if fate is Fate.PUBLISHED or (is_after_here and not self.queues.is_here(bucket_id)) else None
@@ -245,6 +245,11 @@ class BucketGate:
         if found is not None and self._images.is_kept(found.space_id):
             rows = (tuple_values(tuple_) for _, tuple_ in self._images.scan(found.space_id))
             self._snapshot = {row[0]: Step.of(row) for row in rows}
+
+
+def _bucket_in(row: Sequence[Any] | None, field: int) -> Any:
+    """Return a row's bucket. The field may be nullable, and a row end before it: such a row is in none (None)."""
+    return row[field] if row is not None and field < len(row) else None
 
 
 def _is_shown(step: Step) -> bool:
