@@ -20,14 +20,15 @@ TOPICS_MAX: Final = 8
 """Number of topics that can be watched at a time; one more replaces the one that was asked for least recently."""
 EVENTS_MAX: Final = 50
 VALUE_BYTES_MAX: Final = 16 * 1024
-"""Bytes of a value that are kept; the rest is cut off."""
+"""Bytes of a value, and of a key, that are kept; the rest is cut off."""
 KNOWN_TOPICS_MAX: Final = 10_000
 LOOKS_PER_SECOND: Final = 5_000
 """Messages that are looked at, on the daemon's thread: some milliseconds of CPU time per second."""
 
 
 class TailEvent(NamedTuple):
-    """One event: its number in the tail, key, the beginning of its value (None: a tombstone), and the value's complete size."""
+    """One event: its number in the tail, the beginnings of its key and of its value (None: a tombstone), and the value's complete
+    size."""
 
     number: int
     key: bytes | None
@@ -125,4 +126,8 @@ class EventTail:
             for key, value in reversed(newest):
                 watched.number += 1
                 size = 0 if value is None else len(value)
-                watched.events.append(TailEvent(watched.number, key, None if value is None else value[:VALUE_BYTES_MAX], size))
+                watched.events.append(TailEvent(watched.number, _beginning(key), _beginning(value), size))
+
+
+def _beginning(content: bytes | None) -> bytes | None:
+    return None if content is None else content[:VALUE_BYTES_MAX]

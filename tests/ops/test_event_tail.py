@@ -46,6 +46,15 @@ def test_events_of_a_watched_topic_in_their_order() -> None:
     assert keys(tail, "users", after=3) == [b"3"]
 
 
+def test_large_keys_are_cut_as_values_are() -> None:
+    """A key may have a megabyte: fifty of them would be kept for each topic that somebody looks at."""
+    tail = EventTail()
+    tail.take("users")
+    tail.note(batch(("users", b"k" * (1 << 20), b"v" * (1 << 20))))
+    (event,) = tail.take("users").events
+    assert (event.key, event.value) == (b"k" * VALUE_BYTES_MAX, b"v" * VALUE_BYTES_MAX)
+
+
 def test_the_newest_are_kept() -> None:
     tail = EventTail()
     tail.take("users")
