@@ -171,18 +171,34 @@ def _own_token(file: Path) -> str | None:
     """Return the token in the file, made now if there is none; None if the directory can't be used."""
     new = file.with_name(f"{OWN_TOKEN}.{os.getpid()}")
     try:
-        if not file.exists():
+        found = _own_token_in(file)
+        if not found:
             file.parent.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
+            if found is not None:
+                file.unlink(missing_ok=True)  # a crash of the machine has left it without its contents
             new.touch(_OWNER_ONLY)
             new.write_text(f"{secrets.token_hex(_OWN_BYTES)}\n")
-            # Of several processes that begin at once, the first one's token counts.
-            with contextlib.suppress(FileExistsError):
+            # Of several processes that begin at once, the first one's token counts; where there are no links, the last one's.
+            try:
                 os.link(new, file)
-            new.unlink()
-        found = file.read_text().strip()
+                new.unlink()
+            except FileExistsError:
+                new.unlink()
+            except OSError:
+                new.replace(file)
+            found = _own_token_in(file)
     except (OSError, ValueError):
         return None
-    return found if len(found) >= TOKEN_CHARACTERS_MIN else None
+    return found or None
+
+
+def _own_token_in(file: Path) -> str | None:
+    """Return the token that a daemon has made; "" if the file has none, None if it is missing. Raises OSError or ValueError."""
+    try:
+        found = file.read_text().strip()
+    except FileNotFoundError:
+        return None
+    return found if len(found) >= TOKEN_CHARACTERS_MIN else ""
 
 
 def _state_of(file: Path) -> tuple[int, int, int] | None:

@@ -107,6 +107,29 @@ def test_the_daemons_own_token(tmp_path: Path) -> None:
     assert token_for(found) == token
 
 
+@pytest.mark.parametrize("rest", ["", "half of a to"])
+def test_an_own_token_that_a_crash_has_cut(tmp_path: Path, rest: str) -> None:
+    """Nobody could give orders any more."""
+    found = source(tmp_path)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / OWN_TOKEN).write_text(rest)
+    rights = Rights.of(found)
+    assert rights.visitor(f"Bearer {token_for(found)}").roles == set(ROLES)
+    assert os.listdir(tmp_path / "state") == [OWN_TOKEN]
+
+
+def test_an_own_token_where_files_have_no_second_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some network file systems have no hard links."""
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("cdc.ops.rights.os.link", refuse)
+    found = source(tmp_path)
+    assert Rights.of(found).visitor(f"Bearer {token_for(found)}").roles == set(ROLES)
+    assert os.listdir(tmp_path / "state") == [OWN_TOKEN]
+
+
 def test_a_state_path_that_can_not_be_used_leaves_the_view(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
     rights = Rights.of(source(tmp_path))
