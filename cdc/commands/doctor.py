@@ -9,7 +9,6 @@ It changes nothing, and disturbs no running daemon.
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
@@ -19,7 +18,7 @@ from cdc.commands.check import Examination, examine
 from cdc.commands.doctor_looks import Advice, Harm
 from cdc.config import Config
 from cdc.daemon.http_settings import access_of
-from cdc.errors import CdcError
+from cdc.errors import CdcError, RequestError
 from cdc.ops.asking import ask
 
 Say = Callable[[str], object]
@@ -37,8 +36,11 @@ def doctor(config: Config, say: Say, *, as_json: bool = False, is_verbose: bool 
     """Report the advice. Return whether nothing has to be changed now. Raises ConfigurationError as `check`."""
     facts: list[str] = []
     found = examine(config, lambda line: facts.append(str(line)))
-    shown = _shown_by_daemon(config)
-    advice = [*_of_findings(found, is_running=shown is not None)]
+    shown, refusal = _shown_by_daemon(config)
+    is_running = shown is not None or refusal is not None
+    advice = [*_of_findings(found, is_running=is_running)]
+    if refusal is not None:
+        advice.append(Advice(Harm.NOTE, "http.listen", f"what the daemon shows isn't known: {refusal.message}", refusal.hint))
     told = {each.sentence for each in advice}
     advice += [each for each in _of_daemon(shown) if not any(sentence in each.sentence for sentence in told)]
     advice += doctor_looks.all_looks(config, found, shown)
@@ -47,7 +49,7 @@ def doctor(config: Config, say: Say, *, as_json: bool = False, is_verbose: bool 
     if as_json:
         say(json.dumps({"name": config.name, "is_well": is_well, "advice": [each.to_json() for each in advice]}, indent=1))
         return is_well
-    for line in readable(config.name, advice, is_running=shown is not None):
+    for line in readable(config.name, advice, is_running=is_running):
         say(line)
     for fact in facts if is_verbose else ():
         say(f"  {fact}")
@@ -95,9 +97,12 @@ def _of_daemon(shown: dict[str, Any] | None) -> Iterator[Advice]:
         yield Advice(harm, trouble["place"], trouble["sentence"], trouble["remedy"])
 
 
-def _shown_by_daemon(config: Config) -> dict[str, Any] | None:
-    """Return what the running daemon's page shows; None if none answers."""
-    with contextlib.suppress(CdcError):
+def _shown_by_daemon(config: Config) -> tuple[dict[str, Any] | None, RequestError | None]:
+    """Return what the running daemon's page shows, or its refusal; neither if none answers."""
+    try:
         found = ask(config.name, config.http.address, "/page/state", access=access_of(config))
-        return found if "troubles" in found else None
-    return None
+    except RequestError as error:
+        return None, error
+    except CdcError:
+        return None, None
+    return (found if "troubles" in found else None), None

@@ -19,7 +19,7 @@ from cdc.commands.doctor import doctor
 from cdc.commands.doctor_looks import Advice, Harm
 from cdc.config import Config, parse
 from cdc.daemon.start import supposed_before
-from cdc.errors import ConfigurationError
+from cdc.errors import CdcError, ConfigurationError, RequestError
 from cdc.kafka.topic_settings import Setting
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
@@ -151,7 +151,13 @@ FINDINGS = [
 
 
 def advised(
-    monkeypatch: pytest.MonkeyPatch, settings: Config, findings: list[Finding], page: dict[str, Any] | None, **how: bool
+    monkeypatch: pytest.MonkeyPatch,
+    settings: Config,
+    findings: list[Finding],
+    page: dict[str, Any] | None,
+    *,
+    refusal: CdcError | None = None,
+    **how: bool,
 ) -> tuple[bool, list[str]]:
     def examine(_: Config, tell: Any) -> Examination:
         for finding in findings:
@@ -161,7 +167,7 @@ def advised(
 
     def ask(*_: Any, **__: Any) -> dict[str, Any]:
         if page is None:
-            raise ConfigurationError("no daemon answers")
+            raise refusal or ConfigurationError("no daemon answers")
         return page
 
     monkeypatch.setattr(command, "examine", examine)
@@ -196,6 +202,17 @@ def test_what_the_running_daemon_shows(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert lines[0] == "shop: the daemon runs; 1 to change now, 1 to know"
     assert lines[3:5] == ["  1. kafka: no commit for 20 s", "     Change: check the brokers"]
     assert lines[6] == "not yet a problem:"
+
+
+def test_a_running_daemon_that_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It runs: what only a start would mind can wait, and that more could be known is told."""
+    settings = config(tmp_path)
+    refusal = RequestError("127.0.0.1:8085 refuses: this needs a token with the role view", "Run it as the daemon's user.")
+    is_well, lines = advised(monkeypatch, settings, [FINDINGS[3]], None, refusal=refusal)
+    assert is_well
+    assert lines[0] == "shop: the daemon runs; nothing to change now, 2 to know"
+    (line,) = [number for number, line in enumerate(lines) if "refuses: this needs a token" in line]
+    assert lines[line + 1] == "     Change: Run it as the daemon's user."
 
 
 def test_a_daemon_that_is_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
