@@ -93,9 +93,9 @@ class FleetHandler(PageHandler):
             if self.is_permitted("view"):
                 self._answer_for_all(path)
         elif path == "/health":
-            self.answer(200, "text/plain", _lines(self.site.views(), "/health")[1])
+            self.answer(200, "text/plain", self._lines("/health")[1])
         elif path == "/ready":
-            are_ready, lines = _lines(self.site.views(), "/ready")
+            are_ready, lines = self._lines("/ready")
             self.answer(200 if are_ready else 503, "text/plain", lines)
         else:
             self.answer(404, "text/plain", b"there are /metrics, /health, /ready, /status and /shards/<shard>/...\n")
@@ -117,6 +117,19 @@ class FleetHandler(PageHandler):
         answers = _ask_all(shown, "/metrics", self._token())
         pages = {shard: answer.body.decode() for shard, answer in answers.items() if answer.code == HTTPStatus.OK}
         self.answer(200, CONTENT_TYPE_LATEST, "\n".join(merged(pages, shown)).encode() + b"\n")
+
+    def _lines(self, path: str) -> tuple[bool, bytes]:
+        """Return whether all daemons answer 200, and a line for each."""
+        views = self.site.views()
+        answers = _ask_all(views, path, self._token())
+        lines = []
+        for shard, view in views.items():
+            answer = answers.get(shard)
+            problem = f": {view.error or 'it does not answer yet'}" if self.tells_errors else ""
+            text = answer.body.decode().strip() if answer is not None else f"{view.phase}{problem}"
+            lines.append(f"{shard}: {text}\n")
+        are_well = all(shard in answers and answers[shard].code == HTTPStatus.OK for shard in views)
+        return are_well, "".join(lines).encode()
 
     def _token(self) -> Mapping[str, str]:
         shown = self.headers.get("Authorization")
@@ -182,18 +195,6 @@ def _status(name: str, topics: str, views: Mapping[str, ShardView], token: Mappi
             "status": json.loads(answer.body) if answer is not None and answer.code == 200 else None,
         }
     return {"name": name, "topics": topics, "process_id": os.getpid(), "shards": shards}
-
-
-def _lines(views: Mapping[str, ShardView], path: str) -> tuple[bool, bytes]:
-    """Return whether all daemons answer 200, and a line for each."""
-    answers = _ask_all(views, path)
-    lines = []
-    for shard, view in views.items():
-        answer = answers.get(shard)
-        text = answer.body.decode().strip() if answer is not None else f"{view.phase}: {view.error or 'it does not answer yet'}"
-        lines.append(f"{shard}: {text}\n")
-    are_well = all(shard in answers and answers[shard].code == 200 for shard in views)
-    return are_well, "".join(lines).encode()
 
 
 def merged(pages: Mapping[str, str], views: Mapping[str, ShardView]) -> Iterator[str]:

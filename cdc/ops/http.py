@@ -77,6 +77,11 @@ class PageHandler(BoundedHandler):
         """Return who asks."""
         return self.rights.visitor(self.headers.get("Authorization"))
 
+    @property
+    def tells_errors(self) -> bool:
+        """Whether an answer that needs no token may have an error's text, which names servers and may quote a row."""
+        return "view" in self.visitor().roles
+
     def answer_visitor(self) -> None:
         """Tell what the request's token may do."""
         visitor = self.visitor()
@@ -111,9 +116,11 @@ class StatusHandler(PageHandler):
         match path:
             case "/health":
                 problem = status.lifelessness
-                self.answer(503 if problem else 200, _TEXT, f"{problem or status.shown_error or status.shown_state}\n".encode())
+                text = (problem or status.shown_error) if self.tells_errors else None
+                self.answer(503 if problem else 200, _TEXT, f"{text or status.shown_state}\n".encode())
             case "/ready":
-                reason = "" if status.is_ready or not status.shown_error else f": {status.shown_error}"
+                error = status.shown_error if self.tells_errors else None
+                reason = "" if status.is_ready or not error else f": {error}"
                 self.answer(200 if status.is_ready else 503, _TEXT, f"{status.shown_state}{reason}\n".encode())
             case "/metrics":
                 if self.is_permitted("view"):

@@ -108,6 +108,12 @@ def test_the_token_is_passed_on(fleet: tuple[str, int]) -> None:
     assert json.loads(get(fleet, "/page/visitor")[2])["name"] == "ann"
 
 
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_errors_are_for_who_may_view(fleet: tuple[str, int], path: str) -> None:
+    assert get(fleet, path, None)[2].decode() == "s1: streaming\ns2: waiting\n"
+    assert get(fleet, path)[2].decode() == "s1: streaming\ns2: waiting: it ended\n"
+
+
 def test_a_stream_is_not_passed_on(fleet: tuple[str, int]) -> None:
     """It would never end; the page asks for the state instead."""
     code, headers, _ = get(fleet, "/shards/s1/page/stream")

@@ -21,7 +21,7 @@ from cdc.ops.asking import Access, ask
 from cdc.ops.http import StatusServer
 from cdc.ops.page_files import page_files
 from cdc.ops.rights import Rights, Role, Visitor, digest
-from cdc.ops.status import LIFELESS_SECONDS, Status
+from cdc.ops.status import LIFELESS_SECONDS, State, Status
 from cdc.ops.view import View
 from cdc.positions.position import Position
 from cdc.stream.batches.batch import Batch
@@ -115,6 +115,22 @@ def test_what_needs_which_role(view: View, method: str, path: str, role: Role, v
         for other, token in TOKENS.items():
             has_role = role in (other, "view")
             assert (code(token) == 403) == (not has_role)
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+@pytest.mark.parametrize("state", ["connecting", "failed"])
+def test_errors_are_for_who_may_view(view: View, path: str, state: State) -> None:
+    """They name servers, and may quote a row that can't be read. The code is for anyone."""
+    view.status.state, view.status.error = state, "row 1:25 can't be read: 91 02"
+    server = StatusServer(("127.0.0.1", 0), view, rights=rights(view_needs_token=True))
+    try:
+        code, _, body = get(server, path)
+        assert body.decode() == f"{state}\n"
+        assert get(server, path, "another-token-than-this")[2] == body
+        assert get(server, path, TOKENS["view"])[0] == code
+        assert b"91 02" in get(server, path, TOKENS["view"])[2]
     finally:
         server.close()
 
