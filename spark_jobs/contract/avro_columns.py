@@ -9,12 +9,12 @@ records are left to avro_text.py. This module does no I/O.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from spark_jobs.contract import json_text
+from spark_jobs.contract.avro_names import full_name, is_record, schema_of
 from spark_jobs.contract.avro_text import ENVELOPE, JSON, NAME, SCALED, TYPE
 from spark_jobs.contract.forms import same_name
 from spark_jobs.contract.sql_text import literal, quoted
@@ -59,7 +59,9 @@ class Reading:
 
 def key_reading(schema_text: str, struct: str) -> Reading | None:
     """Return how the keys of a schema are read into the column `struct`; None if no SQL writes them."""
-    schema = json.loads(schema_text)
+    schema = schema_of(schema_text)
+    if not is_record(schema):
+        return None
     try:
         return Reading(schema_text, json_text.render(_narrowed(schema)), key=_record(schema, struct))
     except _NoSqlError:
@@ -69,13 +71,15 @@ def key_reading(schema_text: str, struct: str) -> Reading | None:
 def event_reading(schema_text: str, members: Members, struct: str) -> Reading | None:
     """Return how the events of a schema are read into the column `struct`, with only these members.
 
-    It is None if the values aren't events, or if no SQL writes their rows.
+    It is None if the values aren't events with these members (rows may be absent), or if no SQL writes their rows.
     """
-    schema = json.loads(schema_text)
-    if not schema.get("connect.name", "").endswith(ENVELOPE):
+    schema = schema_of(schema_text)
+    if not is_record(schema) or not schema.get("connect.name", "").endswith(ENVELOPE):
         return None
     known: dict[str, Any] = {}
     found = {member["name"]: _complete(member["type"], known) for member in schema["fields"]}
+    if any(name not in found for name in members if name not in ROWS):
+        return None
     try:
         texts = {name: _row(found[name], f"{struct}.{name}") for name in ROWS if name in found and name in members}
         narrowed = {name: _narrowed(kind, members[name]) for name, kind in found.items() if name in members}
@@ -106,7 +110,7 @@ def _complete(schema: Any, known: dict[str, Any]) -> Any:
     if schema["type"] != "record":
         return schema
     found = {**schema, "fields": [{**one, "type": _complete(one["type"], known)} for one in schema["fields"]]}
-    known[_full_name(schema)] = found
+    known[full_name(schema)] = found
     return found
 
 
@@ -134,7 +138,7 @@ def _once(schema: Any, written: set[str]) -> Any:
         return [_once(one, written) for one in schema]
     if not isinstance(schema, dict) or schema["type"] != "record":
         return schema
-    name = _full_name(schema)
+    name = full_name(schema)
     if name in written:
         return name
     written.add(name)
@@ -143,10 +147,6 @@ def _once(schema: Any, written: set[str]) -> Any:
 
 def _named(schema: Mapping[str, Any]) -> dict[str, Any]:
     return {name: schema[name] for name in ("type", "name", "namespace")}
-
-
-def _full_name(schema: Mapping[str, Any]) -> str:
-    return f"{schema['namespace']}.{schema['name']}"
 
 
 def _other(schema: Any) -> Any:

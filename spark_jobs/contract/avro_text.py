@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
 from spark_jobs.contract import json_text
+from spark_jobs.contract.avro_names import full_name, is_record, schema_of
 from spark_jobs.errors import JobError
 
 MAGIC: Final = 0
@@ -63,10 +63,12 @@ def converter(schema_text: str) -> Convert:
             f"Topics in Avro are read with fastavro, which isn't installed here ({error}). Install it where the driver and"
             " Spark's workers run: pip install 'tarantool-cdc[avro]'."
         ) from error
-    schema = json.loads(schema_text)
-    is_envelope = schema.get("connect.name", "").endswith(ENVELOPE)
-    write = _envelope(schema) if is_envelope else _record(schema, {})
-    parsed = fastavro.parse_schema(schema)
+    schema = schema_of(schema_text)
+    try:
+        write = _value(schema)
+        parsed = fastavro.parse_schema(schema)
+    except (fastavro.schema.SchemaParseException, KeyError, ValueError, TypeError):
+        return _refused
     read = fastavro.schemaless_reader
 
     def convert(data: bytes) -> str:
@@ -82,6 +84,17 @@ def converter(schema_text: str) -> Convert:
             raise UnreadableAvroError(f"{type(error).__name__} while it was read") from error
 
     return convert
+
+
+def _refused(data: bytes) -> str:  # noqa: ARG001 - no value of such a schema is read
+    raise UnreadableAvroError("the schema is that of another program")
+
+
+def _value(schema: Any) -> Write:
+    """Return the writer of a daemon's values. Raises KeyError, ValueError or TypeError at the schema of another program."""
+    if not is_record(schema):
+        raise ValueError("no record")
+    return _envelope(schema) if schema.get("connect.name", "").endswith(ENVELOPE) else _record(schema, {})
 
 
 def _envelope(schema: Mapping[str, Any]) -> Write:
@@ -127,7 +140,7 @@ def _record(schema: Mapping[str, Any], named: dict[str, Write], absent_if_null: 
         ]
         return "{" + ",".join(texts) + "}"
 
-    named[f"{schema['namespace']}.{schema['name']}"] = write
+    named[full_name(schema)] = write
     return write
 
 
