@@ -24,7 +24,6 @@ from spark_jobs.errors import JobError
 
 IS_AVRO: Final = "_is_avro"
 """Column with whether a record's value is in Avro."""
-_TRIES: Final = 10
 _CLASS: Final = "org.apache.spark.sql.avro.AvroDataToCatalyst"
 _PACKAGE: Final = "org.apache.spark:spark-avro_2.13"
 _MAGIC: Final = f"X'{bytes([MAGIC]).hex()}'"
@@ -54,13 +53,17 @@ def _check_class_path(session: SparkSession) -> None:
 
 
 def read_again(records: DataFrame, schemas: Schemas | None, step: Callable[[], object]) -> None:
-    """Run a step that reads the records, again and again until its plan has all of their schemas."""
+    """Run a step that reads the records, again and again until its plan has all of their schemas.
+
+    An error tells only one schema that is left to Python, so there are as many tries as such schemas.
+    """
     if schemas is None:
         step()
         return
     if schemas.is_empty:
         learn(records, schemas)
-    for _ in range(_TRIES):
+    while True:
+        known = schemas.extent
         try:
             step()
             return
@@ -68,7 +71,8 @@ def read_again(records: DataFrame, schemas: Schemas | None, step: Callable[[], o
             if not schemas.learn_from(str(error)):
                 raise
             learn(records, schemas)
-    step()
+            if schemas.extent == known:
+                raise
 
 
 class AvroEnvelope:
@@ -112,7 +116,7 @@ class AvroEnvelope:
             for side, readings in (("key", self._keys), ("value", self._events))
             for number, reading in readings.items()
         ]
-        is_avro = F.expr(f"startswith(value, {_MAGIC})")
+        is_avro = _is_avro("value")
         read = read.select("*", is_avro.alias(IS_AVRO), *structs)
         text = F.when(~F.col(IS_AVRO), F.col("value"))
         return read.withColumns({"key": self._key(), "value": text})
@@ -150,11 +154,16 @@ class AvroEnvelope:
         for number in self._events:
             error = F.when(F.col(f"{column('value', number)}.op").isNull(), F.lit(f"{NOT_READ}{number}"))
             found = F.when(_has_head("value", number), error).otherwise(found)
-        key = F.when(F.expr(f"startswith({_HEADS['key']}, {_MAGIC})"), F.lit(NOT_MET))
+        key = F.when(_is_avro(_HEADS["key"]), F.lit(NOT_MET))
         for number in self._keys:
             error = F.when(F.col("key").isNull(), F.lit(f"{NOT_READ}{number}"))
             key = F.when(_has_head("key", number), error).otherwise(key)
         return F.coalesce(found, key)
+
+
+def _is_avro(side: str) -> Column:
+    """Return a condition: the bytes begin as a value in Avro does. Those that end within the schema's id are nothing readable."""
+    return F.expr(f"startswith({side}, {_MAGIC}) and octet_length({side}) >= {HEADER_BYTES}")
 
 
 def _has_head(side: str, number: int) -> Column:

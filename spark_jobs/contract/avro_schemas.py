@@ -30,7 +30,7 @@ _MET: Final[dict[Registry, Schemas]] = {}
 
 @dataclass
 class Schemas:
-    """What has been met of a registry's schemas, by keys and values, and whether records without Avro were."""
+    """What has been met of a registry's schemas, by keys and values, and whether records without Avro were (`has_json`)."""
 
     registry: Registry
     texts: dict[int, str] = field(default_factory=dict)
@@ -45,6 +45,11 @@ class Schemas:
         return _MET.setdefault(registry, cls(registry))
 
     @property
+    def extent(self) -> int:
+        """How much has been met: it grows with all that makes another plan."""
+        return len(self.keys) + len(self.values) + len(self.left_to_python) + self.has_json
+
+    @property
     def is_empty(self) -> bool:
         """Whether nothing has been met yet."""
         return not (self.values or self.has_json)
@@ -55,13 +60,13 @@ class Schemas:
             for head, met in zip(pair, (self.keys, self.values), strict=True):
                 if head is None:
                     continue
-                if head[:1] != bytes([MAGIC]):
+                if head[:1] != bytes([MAGIC]) or len(head) < HEADER_BYTES:
                     self.has_json = True
-                elif len(head) == HEADER_BYTES:
-                    number = schema_id(head)
-                    if number not in self.texts:
-                        self.texts[number] = self.registry.schema(number)
-                    met.add(number)
+                    continue
+                number = schema_id(head)
+                if number not in self.texts:
+                    self.texts[number] = self.registry.schema(number)
+                met.add(number)
 
     def learn_from(self, error: str) -> bool:
         """Return whether a plan that is made now may succeed where this error ended one, once the batch's ids have been read."""

@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.contract.avro_envelope import learn, read_again
 from spark_jobs.contract.avro_records import as_json
-from spark_jobs.contract.avro_schemas import Schemas
-from spark_jobs.contract.envelope import parse, with_fault_column
+from spark_jobs.contract.avro_schemas import NOT_MET, NOT_READ, Schemas
+from spark_jobs.contract.envelope import NO_CHANGE_EVENT, parse, with_fault_column
 from spark_jobs.contract.registry import Registry
 from tests.fakes.master import Master
 from tests.fakes.registry import FakeRegistry
@@ -142,14 +142,37 @@ def test_a_batch_is_read_again_with_what_its_plan_lacks(spark: SparkSession) -> 
 def test_what_is_damaged_is_told_as_before(spark: SparkSession) -> None:
     ids = Ids()
     key, value = records_of(ids, "users", FORMAT, lambda master: master.insert("users", 1, "one", 10))[0]
-    records = [(key, value), (key, value[:40]), (key[:5] if key else None, value)]
     registry = Known(ids)
-    schemas = Schemas(registry)
-    with pytest.raises(PySparkException) as told:
-        read_again(frame(spark, records), schemas, lambda: read(frame(spark, records), schemas))
-    converted = with_fault_column(frame(spark, in_json(registry, records))).where("sentence is not null").collect()
-    assert len(converted) == 2
-    assert any(row["sentence"] in str(told.value) for row in converted)
+    damaged = [(key, value[:40]), (key[:5] if key else None, value)]
+    # These end before the schema's id does.
+    damaged_heads = [(key, b"\0\0"), (b"\0", value)]
+    for some in (damaged, *([one] for one in damaged_heads)):
+        records = [(key, value), *some]
+        schemas = Schemas(registry)
+        with pytest.raises(PySparkException, match=NO_CHANGE_EVENT):
+            read_again(frame(spark, records), schemas, lambda: read(frame(spark, records), schemas))  # noqa: B023 - called at once
+    converted = with_fault_column(frame(spark, in_json(registry, [(key, value), *damaged, *damaged_heads])))
+    assert converted.where("sentence is not null").count() == 4
+
+
+def test_a_batch_is_read_until_all_that_is_left_to_python_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each error tells only one schema."""
+    monkeypatch.setattr("spark_jobs.contract.avro_envelope.learn", lambda *_: None)
+    schemas = Schemas(Registry("http://unused"), values=set(range(30)))
+    records: Any = None
+
+    def step() -> None:
+        for number in schemas.values - schemas.left_to_python:
+            raise PySparkException(f"{NOT_READ}{number}")
+
+    read_again(records, schemas, step)
+    assert schemas.left_to_python == schemas.values
+
+    def never() -> None:
+        raise PySparkException(NOT_MET)
+
+    with pytest.raises(PySparkException, match=NOT_MET):
+        read_again(records, schemas, never)
 
 
 def test_a_registry_is_asked_once_for_an_id() -> None:
