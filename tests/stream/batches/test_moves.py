@@ -49,7 +49,7 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 @cache
 def pieces(folder: Path) -> tuple[VClock, bytes, list[tuple[int, bytes]]]:
     """The first snapshot's vclock and rows, and the rows after it with their lsns, as a master would send them."""
-    (snapshot,), logs = folder.glob("*.snap.gz"), sorted(folder.glob("*.xlog.gz"))
+    snapshot, logs = min(folder.glob("*.snap.gz")), sorted(folder.glob("*.xlog.gz"))
     meta = parse_meta(gzip.decompress(snapshot.read_bytes()))
     assert meta is not None
     rows = b"".join(raw for header, raw in _rows(snapshot) if header[Key.REQUEST_TYPE] == Type.INSERT)
