@@ -85,6 +85,8 @@ class WaitingRows:
             queue.rows = deque(held for held in queue.rows if held.row is None or held.row.space_id != space_id)
             for held in gone:
                 self._release(held)
+                if held.row is not None:
+                    queue.joined.discard(held.row.key)  # whatever its key gets from here on joins nothing
             if not queue.rows:
                 del self.queues[bucket_id]
             forgotten += gone

@@ -12,7 +12,7 @@ import pytest
 from cdc import native
 from cdc.protocol.constants import Type
 from cdc.stream.batches import compiled_rows
-from cdc.stream.moves.held import Origin, unpack
+from cdc.stream.moves.held import Held, Origin, unpack
 from cdc.stream.moves.queues import BucketQueues, Fate
 from cdc.stream.moves.records import BucketRecord, Shards, Step
 from tests.fakes.moving import CAPTURES, Cluster, Daemon, expected, kept, outcome, seen
@@ -241,6 +241,19 @@ def test_a_space_that_is_emptied() -> None:
     queues.forget_space(514)
     queues.begin({}, "here", is_snapshot=True)
     assert (queues.waiting.row_count, queues.waiting.byte_count, queues.waits) == (0, 0, {})
+
+
+def test_a_key_that_arrives_after_its_space_was_emptied() -> None:
+    """Nothing before that concerns it: it has been published where it comes from."""
+    queues = BucketQueues(Shards("s1", ("s1", "s2")))
+    queues.step(7, Step("receiving", 1, "elsewhere"), (1, 1, 0))
+    for number, space_id in enumerate((514, 513)):
+        queues.hold(7, space_id, b"key %d" % space_id, Type.REPLACE, (5, number, b"frame"), ORIGIN)
+    queues.forget_space(513)
+    queues.hold(7, 513, b"key 513", Type.INSERT, (6, 0, b"frame"), ORIGIN)
+    queues.step(7, Step("garbage", 1), (1, 7, 0))
+    fates = [(one.row.key, fate) for one, fate in queues.advance(1) if isinstance(one, Held) and one.row is not None]
+    assert fates == [(b"key 514", Fate.LOST), (b"key 513", Fate.SILENT)]
 
 
 def test_what_waits_is_the_same_from_the_store() -> None:
