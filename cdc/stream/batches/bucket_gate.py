@@ -54,8 +54,8 @@ class BucketGate:
         self._snapshot: dict[int, Step] | None = None
         # The row that is handled: its transaction, the lsn before that, its own lsn and number, and the vclock.
         self._row: tuple[Transaction, bytes, int, int, dict[int, int]] | None = None
-        # Fate of a row that has waited and is handled now.
-        self._decided: Fate | None = None
+        # Fate of a row that has waited and is handled now, and the bucket in whose queue it waited.
+        self._decided: tuple[Fate, int] | None = None
 
     # Encoders.
 
@@ -108,8 +108,9 @@ class BucketGate:
             bucket_id = _bucket_in(tuple_values(before) if before is not None else arrived, field)
             assert self._row is not None
             transaction, previous_lsn, lsn, row_number, vclock = self._row
-            fate = self._decided
-            if fate is None:
+            if self._decided is not None:
+                fate, queue = self._decided
+            else:
                 place = transaction.replica_id, lsn, row_number
                 fate, queue = self.queues.fate(kind, key, bucket_id, place)
                 if fate is Fate.WAITS:
@@ -129,8 +130,9 @@ class BucketGate:
                 # The row was given to a bucket that isn't this shard's any more: here it is gone.
                 self.queues.lose(bucket_after, None, space.form.space_id, key)
                 return changes.gone(before)
-            # A row of a bucket that has left may have been given to one that is here.
-            return found if fate is Fate.PUBLISHED or (is_after_here and not self.queues.is_here(bucket_id)) else None
+            # A row of a bucket that has left, or that leaves with what waits, may have been given to one that is here.
+            has_left = not self.queues.is_here(bucket_id) or (fate is Fate.LOST and bucket_after != queue)
+            return found if fate is Fate.PUBLISHED or (is_after_here and has_left) else None
 
         return apply
 
@@ -176,7 +178,7 @@ class BucketGate:
     def _released(self, held: Held, fate: Fate) -> Iterator[HeldRow]:
         self._images.delete(held.store_key)
         if held.row is not None:
-            self._decided = fate
+            self._decided = fate, held.bucket_id
             try:
                 yield held.row
             finally:
