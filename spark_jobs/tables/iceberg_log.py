@@ -14,16 +14,24 @@ OWN: Final = "tarantool_cdc.properties"
 TAG: Final = "tarantool_cdc"
 """Tag on the last snapshot whose summary has these."""
 
+_NO_SNAPSHOT: Final = -1
+
 
 class TableState:
-    """A version of a table: a snapshot of its main branch."""
+    """A version of a table: a snapshot of its main branch.
+
+    Iceberg can put a table back to an earlier snapshot (`rollback_to_snapshot`), but leaves properties and columns as they are.
+    Then those of the snapshot count: the jobs write the rows, properties and columns together.
+    """
 
     def __init__(self, table: Any, version: int | None) -> None:
         """Use Iceberg's Java object for a table, and one of its snapshots, or None for the present one."""
         self._table = table
         self._snapshot = table.currentSnapshot() if version is None else table.snapshot(version)
-        self._is_present = version is None or version == table.currentSnapshot().snapshotId()
-        self.version: int = self._snapshot.snapshotId()
+        is_newest = version is None or version == table.currentSnapshot().snapshotId()
+        self._is_present = is_newest and not _is_put_back(table)
+        # A table that someone else has made may have no snapshot yet.
+        self.version: int = _NO_SNAPSHOT if self._snapshot is None else self._snapshot.snapshotId()
 
     @property
     def identity(self) -> tuple[str, int]:
@@ -33,7 +41,7 @@ class TableState:
     @property
     def previous_version(self) -> int | None:
         """See `TableState.previous_version` in format.py. It is None, too, if the version before has expired."""
-        parent = self._snapshot.parentId()
+        parent = None if self._snapshot is None else self._snapshot.parentId()
         return None if parent is None or self._table.snapshot(parent) is None else int(parent)
 
     @cached_property
@@ -54,6 +62,18 @@ class TableState:
     def transactions(self) -> Mapping[str, int]:
         """See `TableState.transactions` in format.py."""
         return _numbers(self._table, self._snapshot)
+
+
+def _is_put_back(table: Any) -> bool:
+    """Return whether someone has put the table back to a snapshot before the tagged one."""
+    tagged = table.snapshot(TAG)
+    snapshot = table.currentSnapshot()
+    # Nearly always the present snapshot is the tagged one, or a compaction of it.
+    while tagged is not None and snapshot is not None and snapshot.snapshotId() != tagged.snapshotId():
+        if snapshot.sequenceNumber() < tagged.sequenceNumber():
+            return True
+        snapshot = None if snapshot.parentId() is None else table.snapshot(snapshot.parentId())
+    return False
 
 
 def numbers_of(table: Any) -> dict[str, int]:

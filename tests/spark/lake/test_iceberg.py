@@ -97,6 +97,33 @@ def test_maintain_removes_what_no_version_needs_and_nothing_else(
     assert Lake.at(spark, path).table("users").merged == 9
 
 
+@pytest.mark.one_of_these("Iceberg")
+def test_a_table_that_is_put_back_has_the_form_of_its_rows(spark: SparkSession, tmp_path: Path) -> None:
+    """Iceberg puts back neither a table's properties nor its columns."""
+    topics, path = FakeTopics(spark), qualified(spark, str(tmp_path / "lake"))
+    users = f"{path}/users"
+
+    def process(batch: int, *messages: Message) -> None:
+        records = topics.send(*messages)
+        topics.took(records)
+        current_sink(spark, TOPICS, path, topics, table_format=iceberg, share=0.2, min_unmerged=1).write(records, batch, "query")
+
+    def shown() -> dict[str, Any]:
+        return {row["_key"]: (row["_row"], row["size"]) for row in read_current(spark, users).collect()}
+
+    process(0, schema(0, columns=(("id", "unsigned"), ("count", "unsigned"))), put("c", {"id": 1, "count": 5}, 1))
+    first = iceberg_tables.load(spark, users).currentSnapshot().snapshotId()
+    renamed = schema(2, version=2, columns=(("id", "unsigned"), ("size", "unsigned")))
+    process(1, renamed, put("c", {"id": 2, "size": 6}, 3, version=2))
+    expected = {'{"id":1}': ('{"id":1,"size":5}', 5), '{"id":2}': ('{"id":2,"size":6}', 6)}
+    assert shown() == expected
+    iceberg_tables.load(spark, users).manageSnapshots().rollbackTo(first).commit()
+    assert shown() == expected
+    process(2, put("c", {"id": 3, "size": 7}, 4, version=2))
+    assert shown() == {**expected, '{"id":3}': ('{"id":3,"size":7}', 7)}
+    assert iceberg.read(spark, users).where("size is null").isEmpty()
+
+
 @pytest.fixture
 def rest_catalog(tmp_path: Path) -> Iterator[RestCatalog]:
     """A REST catalog without tables."""

@@ -10,6 +10,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.errors import JobError
+from spark_jobs.lake.base_table import BaseTable
 from spark_jobs.tables import delta, formats, iceberg, iceberg_tables
 from spark_jobs.tables.format import Once, OvertakenError
 from spark_jobs.tables.places import CatalogTable, qualified
@@ -131,3 +132,13 @@ def test_commands_refuse_tables_of_a_format_that_they_do_not_read(spark: SparkSe
     with pytest.raises(JobError, match="has the format iceberg, and this command was started for delta"):
         formats.check_format(spark, [table], delta)
     formats.check_format(spark, [table, f"{table}/none"], known)
+
+
+def test_a_table_without_any_snapshot_belongs_to_someone_else(spark: SparkSession, tmp_path: Path) -> None:
+    path = f"{qualified(spark, str(tmp_path))}/users"
+    spark.sql(f"CREATE TABLE {iceberg.name_in_sql(spark, path)} (id bigint) USING iceberg")
+    state = iceberg.state(spark, path)
+    assert state is not None
+    assert (state.columns, dict(state.transactions), state.previous_version) == (("id",), {}, None)
+    with pytest.raises(JobError, match="doesn't belong to this job"):
+        BaseTable(spark, path, "shop", iceberg)
