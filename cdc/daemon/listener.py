@@ -9,9 +9,10 @@ from typing import Final
 from cdc.config import Config
 from cdc.daemon import admission
 from cdc.daemon.admission import StartOptions
-from cdc.daemon.http_settings import new_server
+from cdc.daemon.http_settings import new_server, tokens_of
 from cdc.errors import ConfigurationError
 from cdc.ops.http import StatusServer
+from cdc.ops.rights import make_own_token
 from cdc.ops.view import View
 from cdc.stream.commits.ownership import NameTakenError
 
@@ -59,6 +60,11 @@ class Listener:
                 is_stopping.wait(0.2)
             else:
                 self._is_late = False
+
+    def make_token(self) -> None:
+        """Make the token with which commands give orders, if none is configured, now that the daemon has its name."""
+        if self._server is not None:
+            make_own_token(tokens_of(self._config))
 
     def close(self) -> None:
         """Stop listening."""

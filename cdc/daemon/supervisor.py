@@ -161,6 +161,7 @@ class Daemon:
                             break
                         self._publisher = self._start_publisher()
                         self._listener.open_late(self._is_stopping)
+                        self._listener.make_token()
                     # What is published from here on comes after all that a fenced daemon publishes, and is numbered so.
                     self._former.await_end(self._checkpoint, self._directory_lock, self._writer_id, self._is_stopping.is_set)
                     if self._follow(self._publisher, goal):

@@ -6,7 +6,8 @@
 
 A client shows its token as `Authorization: Bearer TOKEN`. Tokens come from http.tokens_file, which is read again when it has
 changed, and from http.token (the environment). A daemon without either makes one for itself, with all roles, in state.path:
-whoever may read the daemon's files may use it, and so do the commands that ask a running daemon.
+whoever may read the daemon's files may use it, and so do the commands that ask a running daemon. It does so once it has its name:
+before, state.path may be wrong, and a directory that is made there would look like the daemon's own at the next start.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import hashlib
 import os
 import secrets
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
@@ -60,26 +61,25 @@ class Rights:
         self._fixed = dict(visitors or {})
         self._without_token = NOBODY if view_needs_token else ANYONE
         self._file: Path | None = None
+        self._read: Callable[[Path], dict[bytes, Visitor]] = read_tokens
         self._file_state: tuple[int, int, int] | None = None
         self._of_file: dict[bytes, Visitor] = {}
 
     @classmethod
     def of(cls, source: TokenSource) -> Rights:
-        """Return those of the tokens; where none is given, make one, if that is possible.
+        """Return those of the tokens; where none is given, of the daemon's own one, once it is there.
 
         Raises ConfigurationError if http.tokens_file can't be used.
         """
         fixed: dict[bytes, Visitor] = {}
         if source.token is not None:
             fixed[digest(source.token)] = Visitor("http.token", frozenset(ROLES))
-        elif source.file is None:
-            own = _own_token(source.own_file)
-            if own is not None:
-                fixed[digest(own)] = Visitor("the daemon's own token", frozenset(ROLES))
         found = cls(fixed, view_needs_token=source.view_needs_token)
         if source.file is not None:
             found._of_file = read_tokens(source.file)
             found._file, found._file_state = source.file, _state_of(source.file)
+        elif source.token is None:
+            found._file, found._read = source.own_file, _own_visitor
         return found
 
     def visitor(self, authorization: str | None) -> Visitor:
@@ -102,7 +102,7 @@ class Rights:
         if state != self._file_state:
             tokens: dict[bytes, Visitor] = {}
             with contextlib.suppress(ConfigurationError):
-                tokens = read_tokens(self._file)
+                tokens = self._read(self._file)
             self._of_file, self._file_state = tokens, state
 
 
@@ -167,8 +167,11 @@ def _mistake(sentence: str) -> ConfigurationError:
     )
 
 
-def _own_token(file: Path) -> str | None:
-    """Return the token in the file, made now if there is none; None if the directory can't be used."""
+def make_own_token(source: TokenSource) -> None:
+    """Make the daemon's own token, unless it is there or others are given. Nobody has it if the directory can't be used."""
+    if source.token is not None or source.file is not None:
+        return
+    file = source.own_file
     new = file.with_name(f"{OWN_TOKEN}.{os.getpid()}")
     try:
         found = _own_token_in(file)
@@ -186,10 +189,16 @@ def _own_token(file: Path) -> str | None:
                 new.unlink()
             except OSError:
                 new.replace(file)
-            found = _own_token_in(file)
     except (OSError, ValueError):
-        return None
-    return found or None
+        return
+
+
+def _own_visitor(file: Path) -> dict[bytes, Visitor]:
+    try:
+        found = _own_token_in(file)
+    except (OSError, ValueError):
+        found = None
+    return {digest(found): Visitor("the daemon's own token", frozenset(ROLES))} if found else {}
 
 
 def _own_token_in(file: Path) -> str | None:

@@ -218,7 +218,12 @@ def test_verify_after_a_workload(scene: Scene) -> None:
     assert before == ({space_id: list(with_store.scan(space_id)) for space_id in with_store.space_ids()}, with_store.records)
     with_store.close()
     # verify has left nothing of its own behind.
-    assert {path.name for path in Path(scene.daemon.settings["state"]["path"]).iterdir()} == {"images", "numbers", "topics"}
+    assert {path.name for path in Path(scene.daemon.settings["state"]["path"]).iterdir()} == {
+        "http-token",
+        "images",
+        "numbers",
+        "topics",
+    }
     scene.daemon.start()
     scene.catch_up()
     assert scene.daemon.terminate() == 0

@@ -12,7 +12,7 @@ import pytest
 from cdc.config import parse
 from cdc.daemon.http_settings import tokens_of
 from cdc.errors import ConfigurationError
-from cdc.ops.rights import ANYONE, NOBODY, OWN_TOKEN, ROLES, Rights, TokenSource, read_tokens, token_for
+from cdc.ops.rights import ANYONE, NOBODY, OWN_TOKEN, ROLES, Rights, TokenSource, make_own_token, read_tokens, token_for
 
 ANN, BOB = "ann-token-0123456789", "bob-token-0123456789"
 
@@ -96,14 +96,16 @@ def test_the_daemons_own_token(tmp_path: Path) -> None:
     """Its owner alone may read it; it stays from start to start; commands use it."""
     found = source(tmp_path)
     file = tmp_path / "state" / OWN_TOKEN
-    assert token_for(found) is None
     rights = Rights.of(found)
+    assert token_for(found) is None
+    assert not file.parent.exists(), "a state.path that is wrong would look right at the next start"
+    make_own_token(found)
     token = token_for(found)
     assert token is not None
     assert rights.visitor(f"Bearer {token}").roles == set(ROLES)
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert os.listdir(file.parent) == [OWN_TOKEN]
-    Rights.of(found)
+    make_own_token(found)
     assert token_for(found) == token
 
 
@@ -114,6 +116,7 @@ def test_an_own_token_that_a_crash_has_cut(tmp_path: Path, rest: str) -> None:
     (tmp_path / "state").mkdir()
     (tmp_path / "state" / OWN_TOKEN).write_text(rest)
     rights = Rights.of(found)
+    make_own_token(found)
     assert rights.visitor(f"Bearer {token_for(found)}").roles == set(ROLES)
     assert os.listdir(tmp_path / "state") == [OWN_TOKEN]
 
@@ -126,12 +129,14 @@ def test_an_own_token_where_files_have_no_second_name(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr("cdc.ops.rights.os.link", refuse)
     found = source(tmp_path)
+    make_own_token(found)
     assert Rights.of(found).visitor(f"Bearer {token_for(found)}").roles == set(ROLES)
     assert os.listdir(tmp_path / "state") == [OWN_TOKEN]
 
 
 def test_a_state_path_that_can_not_be_used_leaves_the_view(tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
+    make_own_token(source(tmp_path))
     rights = Rights.of(source(tmp_path))
     assert rights.visitor(None) == ANYONE
     assert token_for(source(tmp_path)) is None
