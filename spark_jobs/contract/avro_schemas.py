@@ -6,6 +6,9 @@ batch's ids are read (`learn`), and the batch is repeated. That happens at a job
 
 A record that `from_avro` can't read ends the query, too. From then on records of its schema are converted in Python, which reads
 decimals of any length, and says what is wrong with others (avro_records.py).
+
+Each schema that a plan names costs driver work in every batch, whether the batch has records of it or not. So it names the newest
+few; records of the others are converted in Python, which costs the same for one schema as for hundreds.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ NOT_MET: Final = "this plan lacks the schema of a record in Avro, or isn't one f
 """Error of a plan at a record of a kind that it doesn't know."""
 NOT_READ: Final = "from_avro can't read a value with the schema "
 """Beginning of the error of a plan at a record that is left to Python; the id follows."""
+PLANNED_MAX: Final = 8
+"""Number of schemas of keys, and of values, that a plan names. Each costs some half a second of CPU in each batch."""
 _ID_NOT_READ: Final = re.compile(rf"{NOT_READ}(\d+)")
 
 _MET: Final[dict[Registry, Schemas]] = {}
@@ -83,9 +88,11 @@ class Schemas:
         return self._split(self.values, lambda number: event_reading(self.texts[number], members, column("value", number)))
 
     def _split(self, met: set[int], read: Callable[[int], Reading | None]) -> tuple[Mapping[int, Reading], Sequence[int]]:
-        found = {number: None if number in self.left_to_python else read(number) for number in sorted(met)}
-        readings = {number: one for number, one in found.items() if one is not None}
-        return readings, [number for number, one in found.items() if one is None]
+        readings: dict[int, Reading] = {}
+        for number in sorted(met - self.left_to_python, reverse=True):
+            if len(readings) < PLANNED_MAX and (reading := read(number)) is not None:
+                readings[number] = reading
+        return readings, sorted(met - readings.keys())
 
 
 def column(side: str, number: int) -> str:

@@ -10,9 +10,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_jobs.contract import avro_schemas
 from spark_jobs.contract.avro_envelope import learn, read_again
 from spark_jobs.contract.avro_records import as_json
-from spark_jobs.contract.avro_schemas import NOT_MET, NOT_READ, Schemas
+from spark_jobs.contract.avro_schemas import NOT_MET, NOT_READ, PLANNED_MAX, Schemas
 from spark_jobs.contract.envelope import NO_CHANGE_EVENT, parse, with_fault_column
 from spark_jobs.contract.registry import Registry
 from tests.fakes.master import Master
@@ -109,7 +110,7 @@ def test_all_columns_are_those_of_json(spark: SparkSession, images: bool) -> Non
 
 
 @pytest.mark.spark
-def test_a_batch_is_read_again_with_what_its_plan_lacks(spark: SparkSession) -> None:
+def test_a_batch_is_read_again_with_what_its_plan_lacks(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another form, JSON, and decimals that only Python reads: each of them is met in a batch after the first one."""
     ids = Ids()
     exact: list[dict[str, Any]] = [{"name": "id", "type": "unsigned"}, {"name": "sum", "type": "decimal"}]
@@ -136,6 +137,9 @@ def test_a_batch_is_read_again_with_what_its_plan_lacks(spark: SparkSession) -> 
     read_again(frame(spark, more), schemas, lambda: tries.append(read(frame(spark, more), schemas)))
     assert tries[1:] == [read(frame(spark, in_json(registry, more)))]
     assert f'"sum":"{LARGE}"' in str(tries[1])
+    # A plan that has no room for most of them reads the same.
+    monkeypatch.setattr(avro_schemas, "PLANNED_MAX", 1)
+    assert read(frame(spark, more), schemas) == tries[1]
 
 
 @pytest.mark.spark
@@ -173,6 +177,17 @@ def test_a_batch_is_read_until_all_that_is_left_to_python_is_known(monkeypatch: 
 
     with pytest.raises(PySparkException, match=NOT_MET):
         read_again(records, schemas, never)
+
+
+def test_a_plan_names_the_newest_schemas_only() -> None:
+    texts = {number: f'{{"type":"record","name":"K{number}","fields":[{{"name":"id","type":"long"}}]}}' for number in range(12)}
+    schemas = Schemas(Registry("http://unused"), texts, keys=set(texts))
+    assert PLANNED_MAX == 8
+    readings, left = schemas.of_keys()
+    assert (list(readings), left) == ([11, 10, 9, 8, 7, 6, 5, 4], [0, 1, 2, 3])
+    assert schemas.learn_from(f"{NOT_READ}11")
+    readings, left = schemas.of_keys()
+    assert (list(readings), left) == ([10, 9, 8, 7, 6, 5, 4, 3], [0, 1, 2, 11])
 
 
 def test_a_registry_is_asked_once_for_an_id() -> None:
