@@ -67,7 +67,8 @@ _MEANINGS: Final = tuple(
             "another place (--path, --catalog, --dead-letters), or undo the change.",
         ),
         (
-            r"FILE_NOT_EXIST|DELTA_FILE_NOT_FOUND|DELTA_CHANGE_DATA_FILE_NOT_FOUND",
+            r"FILE_NOT_EXIST|DELTA_FILE_NOT_FOUND|DELTA_CHANGE_DATA_FILE_NOT_FOUND|"
+            r"DELTA_UNSUPPORTED_TIME_TRAVEL_BEYOND_DELETED_FILE_RETENTION",
             "A file of a table is gone: `maintain` or VACUUM has removed it while it was still needed. Try again, and let"
             " --vacuum-hours be longer than any read takes. A view is made again when the job `current` starts with --catalog."
             " If the file is gone then, too, put it back.",

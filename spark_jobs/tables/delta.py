@@ -51,6 +51,7 @@ _SKIPS_BY: Final = "delta.dataSkippingStatsColumns"
 _FEED: Final = "delta.enableChangeDataFeed"
 _VACUUMED: Final = re.compile(
     r"FILE_NOT_EXIST|DELTA_CHANGE_DATA_FILE_NOT_FOUND|DELTA_FILE_NOT_FOUND|DELTA_VERSION_NOT_FOUND|DELTA_LOG_FILE"
+    r"|DELTA_UNSUPPORTED_TIME_TRAVEL_BEYOND_DELETED_FILE_RETENTION"
 )
 """Errors of Delta and Spark where VACUUM has removed what tells the rows of a version."""
 _ALL: Final = str(2**31 - 1)
