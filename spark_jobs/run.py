@@ -88,8 +88,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def start(session: SparkSession, job: Job, topics: Topics, options: argparse.Namespace) -> StreamingQuery:
-    """Start a job's query. Raises JobError."""
-    return _start(session, job, topics, options, _sink(session, job, topics, options), Gate(), _trigger(options))
+    """Start a job's query, after the batch that an earlier run has begun, if there is one. Raises JobError."""
+    sink = _sink(session, job, topics, options)
+    if has_begun_batch(session, options.checkpoint):
+        gate = Gate()
+        begun = _start(session, job, topics, options, sink, gate, _ONCE)
+        Watch(session, begun, gate, check=sink.check).wait(is_one_batch=True)
+    return _start(session, job, topics, options, sink, Gate(), _trigger(options))
 
 
 def parse_options(job: str, arguments: Sequence[str]) -> argparse.Namespace:

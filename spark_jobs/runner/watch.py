@@ -152,10 +152,12 @@ class Watch:
                         self._stop()
                 self._tell()
             except (Py4JError, Py4JNetworkError, PySparkException, ConnectionError) as error:
+                is_repeated = is_one_batch and _OF_REPEATED in str(error)
                 is_asked_for = self._is_canceled or (self._signals.count and self._java_ends())
-                is_asked_for = is_asked_for or (is_one_batch and _OF_REPEATED in str(error))
-                if self._has_failed or not is_asked_for:
+                if self._has_failed or not (is_repeated or is_asked_for):
                     raise
+                if is_repeated:
+                    tell("Repeated the batch that an earlier run had begun; Spark tells no figures of it.")
         return not self._signals.count
 
     def _check_beside(self) -> None:
