@@ -48,6 +48,7 @@ class Pages(BaseHTTPRequestHandler):
     def _answer(self, text: str) -> None:
         self.send_response(202 if self.command == "POST" else 200)
         self.send_header("Content-Type", "text/plain")
+        self.send_header("Content-Length", str(len(text.encode())))
         self.end_headers()
         self.wfile.write(text.encode())
 
