@@ -49,10 +49,14 @@ _SHARED_FIXTURES = (
     "opensearch",
     "registry",
 )
-"""Servers that cost so much to start, or that tests damage so much, that all tests of each run in one process. Spark costs most:
-a second session compiles again what the first one has compiled. The `kafka` of most tests isn't here: each process has one."""
+"""Servers that cost so much to start, or that tests damage so much, that all tests of each run in one process (Spark's in two).
+The `kafka` of most tests isn't among them: each process has its own."""
 _GROUPS = {"opensearch": "spark"}
 """Fixtures whose tests run in the process of another fixture's tests, because most of them use both."""
+_TABLES_GROUP = "spark-tables"
+_TABLES_FOLDERS = {"spark", "audit", "contract", "delta", "history", "materialize", "runner"}
+"""Group of the tests of these folders of tests/spark that need no servers, about half of Spark's time. They use a second Spark
+session, in another process: the tests of one session run one after another, and would finish last."""
 _SERVER_FIXTURES = {
     *("kafka", "kafka_factory", "secured_kafka", "kafka_cluster", "tarantool", "tarantool_factory", "servers"),
     *("opensearch", "redis_server", "memcached_server", "registry"),
@@ -140,7 +144,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if _SPARK_FIXTURES.intersection(fixtures):
             item.add_marker("spark")
         if shared := next((name for name in _SHARED_FIXTURES if name in fixtures), None):
-            item.add_marker(pytest.mark.xdist_group(_GROUPS.get(shared, shared)))
+            is_of_tables = item.path.parent.name in _TABLES_FOLDERS and not _SERVER_FIXTURES.intersection(fixtures)
+            item.add_marker(pytest.mark.xdist_group(_TABLES_GROUP if is_of_tables else _GROUPS.get(shared, shared)))
     if "PYTEST_XDIST_WORKER" in os.environ:
         # The long ones first, as they say themselves: the short ones fill up what is left of each process's time.
         items.sort(key=_order)
