@@ -16,6 +16,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import threading
 from collections.abc import Callable, Mapping
 
 import structlog
@@ -27,7 +28,7 @@ Handler = Callable[[], None]
 
 def prepare() -> None:
     """Set the effects of signals that ask for no stop, as soon as the log is set up. For the main thread."""
-    faulthandler.register(signal.SIGUSR2, log.unblocked_stderr())
+    _print_stacks_at(signal.SIGUSR2)
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     if not _ends_at_hangup() and not _ignores_hangup():
         signal.signal(signal.SIGHUP, lambda *_: _go_on())
@@ -39,6 +40,27 @@ def handlers(stop: Handler) -> Mapping[signal.Signals, Handler]:
     if not _ignores_hangup():
         found[signal.SIGHUP] = _at_hangup(stop) if _ends_at_hangup() else _go_on
     return found
+
+
+def _print_stacks_at(number: signal.Signals) -> None:
+    """Print the stacks in a thread, which a signal wakes even while the main thread waits for something outside of Python.
+
+    The thread has Python's lock, so the other threads' stacks stand still. `faulthandler.register` prints without it: now and
+    then it read a stack that was changing, and the process ended with SIGSEGV.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    stderr = log.unblocked_stderr()
+
+    def print_stacks() -> None:
+        while come := os.read(reader, 1):
+            if come[0] == number:
+                faulthandler.dump_traceback(stderr, all_threads=True)
+
+    threading.Thread(target=print_stacks, name="stacks", daemon=True).start()
+    # Only signals that Python handles are written to the pipe.
+    signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
 
 def _at_hangup(stop: Handler) -> Handler:

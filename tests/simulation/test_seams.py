@@ -25,6 +25,7 @@ OUTSIDE: Final = {
     "cdc.ops.streams": "the same",
     "cdc.ops.metrics": "what it shows over HTTP",
     "cdc.ops.asking": "asks another process over HTTP",
+    "cdc.ops.signals": "signals of the process",
 }
 """What stays outside of the world, and why."""
 
