@@ -169,12 +169,12 @@ class KafkaSection(Section):
     @property
     def optional_topics(self) -> frozenset[str]:
         """Names, after the prefix and a dot, of the control topics that this daemon has and others may lack."""
-        wanted = {"signal": self.signal_topic, "notification": self.notification_topic, "buckets": self.pairs_moves}
+        wanted = {"signal": self.signal_topic, "notification": self.notification_topic, "buckets": self.has_co_writers}
         return frozenset(name for name, is_on in wanted.items() if is_on)
 
     @property
-    def pairs_moves(self) -> bool:
-        """Whether shards that share topics tell each other of moves of buckets. That needs transactions."""
+    def has_co_writers(self) -> bool:
+        """Whether daemons of other shards write transactions to the same topics. They tell each other of their buckets."""
         return self._shard is not None and self._shard.shares_topics and self.delivery == "exactly_once"
 
     @property

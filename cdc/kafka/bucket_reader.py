@@ -124,6 +124,6 @@ class BucketReader:
 def of_configuration(config: Config) -> BucketReader | None:
     """Return a reader if moves of buckets are hidden: in topics that shards share, with images, in transactions."""
     shard = config.kafka.shard
-    if shard is None or not config.kafka.pairs_moves or config.state.images != "full":
+    if shard is None or not config.kafka.has_co_writers or config.state.images != "full":
         return None
     return BucketReader(shard, KafkaClients(config.name, config.kafka))

@@ -79,7 +79,7 @@ class Publisher:
             self._view,
             Ends(self._clients),
             is_stopping,
-            has_co_writers=config.shard is not None and config.shard.shares_topics and config.delivery == "exactly_once",
+            has_co_writers=config.has_co_writers,
         )
         foreign = ForeignTopics(config, self._clients)
         self._topic_admin = TopicAdmin(config, self._clients.admin, is_stopping, topics_seen, foreign)
