@@ -1,1 +1,8 @@
 """One module per command of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Say = Callable[[str], object]
+"""Prints a line."""

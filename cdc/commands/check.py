@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cdc.commands import check_start
+from cdc.commands import Say, check_start
 from cdc.commands.check_members import Examined, Tell, choose_member, examine_member
 from cdc.commands.check_start import Finding
 from cdc.config import Config
@@ -43,8 +43,6 @@ from cdc.stream.reports import sharding
 from cdc.upstream import start
 from cdc.upstream.start import Known
 from cdc.upstream.witnesses import Witnesses
-
-Say = Callable[[str], object]
 
 
 @dataclass(slots=True)

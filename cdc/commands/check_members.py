@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from cdc.commands import Say
 from cdc.commands.check_start import Finding
 from cdc.config import Config
 from cdc.config.source import Member
@@ -206,7 +207,7 @@ def may_write(user: str, space_id: int, users: Iterable[Sequence[Any]], privileg
 # Contents.
 
 
-def read_contents(connection: Connection, say: Callable[[str], object]) -> Contents:
+def read_contents(connection: Connection, say: Say) -> Contents:
     """Return the contents of the system spaces, from a snapshot that is read no further than these.
 
     Raises SilenceError if the snapshot doesn't begin or doesn't go on within SNAPSHOT_SECONDS, or takes CONTENTS_SECONDS.
@@ -222,7 +223,7 @@ def read_contents(connection: Connection, say: Callable[[str], object]) -> Conte
     return found
 
 
-def _await_snapshot(connection: Connection, say: Callable[[str], object]) -> None:
+def _await_snapshot(connection: Connection, say: Say) -> None:
     """Wait for the first packet, and say what for if it takes long."""
     began = time.monotonic()
     for limit in (PATIENCE_SECONDS, SNAPSHOT_SECONDS):

@@ -10,18 +10,16 @@ It changes nothing, and disturbs no running daemon.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from cdc.commands import doctor_looks
+from cdc.commands import Say, doctor_looks
 from cdc.commands.check import Examination, examine
 from cdc.commands.doctor_looks import Advice, Harm
 from cdc.config import Config
 from cdc.daemon.http_settings import access_of
 from cdc.errors import CdcError, RequestError
 from cdc.ops.asking import ask
-
-Say = Callable[[str], object]
 
 _HEADINGS: Final = {
     Harm.LOSS: "rows are lost, or may be",

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from confluent_kafka import KafkaException
 
-from cdc.commands import check_start
+from cdc.commands import Say, check_start
 from cdc.config import Config
 from cdc.daemon import admission
 from cdc.daemon.admission import StateDirectoryLock
@@ -36,8 +36,6 @@ from cdc.sources.handshake import greet, vote
 from cdc.stream.commits import ownership
 from cdc.stream.commits.checkpoint import Checkpoint, Writer, fold, owner_record, position_record, space_record
 from cdc.upstream.identity import instance_uuid
-
-Say = Callable[[str], object]
 
 FORMAT: Final = "checkpoint of tarantool-cdc, 1"
 """First line of an exported file."""

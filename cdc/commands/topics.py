@@ -7,20 +7,20 @@ compaction has removed.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaException, TopicPartition
 
+from cdc.commands import Say
 from cdc.config import Config
 from cdc.kafka import hanging
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.errors import reading_error
 from cdc.kafka.names import names_of, whose
 from cdc.kafka.topic_admin import list_topics
-
-Say = Callable[[str], object]
+from cdc.stream.commits.unseen import Place
 
 _SECONDS: Final = 10.0
 
@@ -45,11 +45,12 @@ def topics(config: Config, say: Say, *, as_json: bool) -> None:
     found = [Topic(name, count) for name, count in sorted(existing.items()) if name.startswith(prefix)]
     consumer = clients.consumer("read_committed")
     try:
-        ends = {topic.name: _ends(consumer, topic) for topic in found}
+        ends = {place: end for topic in found for place, end in _ends(consumer, topic).items()}
+        without = _without_seqs(config)
+        places = {place: end for place, end in ends.items() if place[0] not in without}
+        seqs = hanging.newest_seqs(clients.consumer("read_committed"), whose(config.kafka), places)
         for topic in found:
-            places = {(topic.name, number): end for number, end in ends[topic.name].items() if end}
-            if places and topic.name not in _without_seqs(config):
-                topic.seq = hanging.newest_numbers(clients.consumer("read_committed"), whose(config.kafka), places).seq
+            topic.seq = seqs.get(topic.name, 0)
         note = _add_lags(admin, found, ends)
     except KafkaException as error:
         raise reading_error(error.args[0], "the topics can't be read") from error
@@ -84,17 +85,17 @@ def _without_seqs(config: Config) -> set[str]:
     return {names.control(name) for name in ("checkpoint", "heartbeat", "signal", "notification")}
 
 
-def _ends(consumer: Consumer, topic: Topic) -> dict[int, int]:
+def _ends(consumer: Consumer, topic: Topic) -> dict[Place, int]:
     """Return the last stable offset of each partition, and count the topic's records."""
     found = {}
     for number in range(topic.partitions):
         low, high = consumer.get_watermark_offsets(TopicPartition(topic.name, number), _SECONDS)
         topic.records += max(0, high - low)
-        found[number] = high if high > low else 0
+        found[topic.name, number] = high if high > low else 0
     return found
 
 
-def _add_lags(admin: Admin, found: list[Topic], ends: dict[str, dict[int, int]]) -> str:
+def _add_lags(admin: Admin, found: list[Topic], ends: dict[Place, int]) -> str:
     """Add how far each consumer group is behind. Return a sentence if that can't be known."""
     by_name = {topic.name: topic for topic in found}
     try:
@@ -104,7 +105,7 @@ def _add_lags(admin: Admin, found: list[Topic], ends: dict[str, dict[int, int]])
             for place in asked[group].result().topic_partitions or ():
                 topic = by_name.get(place.topic)
                 if topic is not None and place.offset >= 0:
-                    end = ends[place.topic].get(place.partition, 0)
+                    end = ends.get((place.topic, place.partition), 0)
                     topic.lags[group] = topic.lags.get(group, 0) + max(0, end - place.offset)
     except KafkaException as error:
         return f"consumer groups can't be asked for: {error.args[0].str()} (DESCRIBE on groups is needed)"

@@ -16,12 +16,13 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from cdc.commands import Say
 from cdc.config import Config
 from cdc.daemon.start import options_of
 from cdc.errors import (
@@ -84,8 +85,6 @@ NOTATIONS: Final = (
     "by the one in which it was written; if this key was written in several, the server's answers change with a dump"
 )
 """Known reasons for differences."""
-
-Say = Callable[[str], object]
 
 
 @dataclass(slots=True)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from cdc.commands import Say
 from cdc.commands.check_members import read_contents
 from cdc.commands.watch_directory import temporary_directory
 from cdc.commands.watch_lines import TextLines, glyphs_for, json_lines
@@ -98,7 +99,7 @@ class WatchOptions:
         return self.style == "text" or (self.style == "auto" and self.output is None and _is_terminal(sys.stdout))
 
 
-def watch(options: WatchOptions, set_stop: Callable[[Callable[[], None]], None], complain: Callable[[str], object]) -> None:
+def watch(options: WatchOptions, set_stop: Callable[[Callable[[], None]], None], complain: Say) -> None:
     """Show changes until a stop is requested, or the reader ends. Raises the error that ends it.
 
     `set_stop` is given the function that requests a stop, and `complain` sentences for stderr.
@@ -124,7 +125,7 @@ class _Watch:
         render: Render,
         descriptor: int,
         is_stopping: threading.Event,
-        complain: Callable[[str], object],
+        complain: Say,
     ) -> None:
         self._config = config
         self._options = options
@@ -250,7 +251,7 @@ def _config(options: WatchOptions, directory: Path) -> Config:
     )
 
 
-def _look(config: Config, options: WatchOptions, complain: Callable[[str], object]) -> tuple[list[str], str]:
+def _look(config: Config, options: WatchOptions, complain: Say) -> tuple[list[str], str]:
     """Return the names of the spaces to watch, and the server's address and version.
 
     Raises ConfigurationError if a named space isn't there, and the errors of a server that can't be watched.

@@ -124,8 +124,16 @@ def newest_seq(consumer: Consumer, whose: Whose, ends: Mapping[Place, int]) -> i
     Only events that are `whose` count. The `consumer` must be read_committed and report the ends of
     partitions (`enable.partition.eof`); it is closed. Raises ConnectionLostError.
     """
+    return max(newest_seqs(consumer, whose, ends).values(), default=0)
+
+
+def newest_seqs(consumer: Consumer, whose: Whose, ends: Mapping[Place, int]) -> dict[str, int]:
+    """Return the highest `seq` of these events in each topic, without topics that have none; otherwise as `newest_seq`."""
     starts = {place: max(0, end - _TAIL_OFFSETS) for place, end in ends.items() if end}
-    return max((seq for _, seq in _events(consumer, whose, starts)), default=0)
+    found: dict[str, int] = {}
+    for (topic, _), seq in _events(consumer, whose, starts):
+        found[topic] = max(seq, found.get(topic, 0))
+    return found
 
 
 def newest_seq_since(admin: AdminClient, consumer: Consumer, whose: Whose, ends: Mapping[Place, int], ts_ms: int) -> int:
