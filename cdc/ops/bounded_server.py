@@ -33,6 +33,8 @@ from typing import Any, Final, Self
 import structlog
 
 from cdc.errors import ConfigurationError
+from cdc.ops.allowance import Allowance
+from cdc.ops.file_state import state_of
 
 CONNECTIONS_MAX: Final = 32
 REQUEST_SECONDS: Final = 10.0
@@ -60,8 +62,7 @@ class BoundedServer(ThreadingHTTPServer):
     ) -> None:
         """Listen at an IPv4 or IPv6 address. Raises OSError if the address isn't available."""
         self._tls = tls
-        # Connections that may be accepted at once, and when that number was true.
-        self._allowance, self._allowed_at = float(PER_SECOND_MAX), time.monotonic()
+        self._allowance = Allowance(PER_SECOND_MAX)
         self.allowed_hosts = frozenset(host.lower() for host in (*allowed_hosts, address[0]))
         self._connections_max = connections_max
         self._request_seconds = request_seconds
@@ -123,12 +124,10 @@ class BoundedServer(ThreadingHTTPServer):
 
     def _keep_pace(self) -> None:
         """Wait until another connection may be accepted."""
-        now = time.monotonic()
-        self._allowance = min(float(PER_SECOND_MAX), self._allowance + (now - self._allowed_at) * PER_SECOND_MAX)
-        self._allowed_at = now
-        if self._allowance < 1:
-            time.sleep((1 - self._allowance) / PER_SECOND_MAX)
-        self._allowance -= 1
+        left = self._allowance.left(time.monotonic())
+        if left < 1:
+            time.sleep((1 - left) / PER_SECOND_MAX)
+        self._allowance.use(1)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Give the connection a thread, and cut the oldest connection if there are too many."""
@@ -203,7 +202,7 @@ class Certificate:
 
     def __init__(self, certificate: Path, key: Path | None) -> None:
         """Raises OSError or ssl.SSLError if the files can't be used."""
-        self._files = certificate, key
+        self._certificate, self._key = certificate, key
         self._state = self._state_now()
         self._context = self._loaded()
 
@@ -220,16 +219,11 @@ class Certificate:
     def _loaded(self) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(*self._files)
+        context.load_cert_chain(self._certificate, self._key)
         return context
 
-    def _state_now(self) -> list[tuple[int, int]]:
-        found = []
-        for file in self._files:
-            with contextlib.suppress(OSError):
-                state = file.stat() if file is not None else None
-                found += [(state.st_mtime_ns, state.st_ino)] if state is not None else []
-        return found
+    def _state_now(self) -> object:
+        return state_of(self._certificate), state_of(self._key) if self._key is not None else None
 
 
 class BoundedHandler(BaseHTTPRequestHandler):

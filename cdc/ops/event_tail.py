@@ -13,6 +13,7 @@ import time
 from collections import deque
 from typing import Final, NamedTuple
 
+from cdc.ops.allowance import Allowance
 from cdc.stream.batches.batch import Batch, Broadcast, Message
 
 WATCHED_SECONDS: Final = 10.0
@@ -60,8 +61,7 @@ class EventTail:
         self._lock = threading.Lock()
         self._watched: dict[str, _Watched] = {}
         self._topics: dict[str, None] = {}
-        self._allowance = float(LOOKS_PER_SECOND)
-        self._allowed_at = 0.0
+        self._allowance = Allowance(LOOKS_PER_SECOND)
 
     def take(self, topic: str, after: int = 0) -> Tail:
         """Return a topic's newest events whose numbers are greater than `after`, and watch the topic from now on."""
@@ -99,11 +99,9 @@ class EventTail:
 
     def _look(self, batch: Batch, now: float) -> None:
         """Look at the batch's last messages, as many as the allowance permits."""
-        elapsed, self._allowed_at = now - self._allowed_at, now
-        self._allowance = min(float(LOOKS_PER_SECOND), self._allowance + elapsed * LOOKS_PER_SECOND)
         found: dict[str, list[tuple[bytes | None, bytes | None]]] = {topic: [] for topic in self._watched}
         total = sum(1 if isinstance(part, tuple | Broadcast) else len(part) for part in batch.parts)
-        left = looked = min(total, int(self._allowance))
+        left = looked = min(total, int(self._allowance.left(now)))
         for part in reversed(batch.parts):
             if left <= 0:
                 break
@@ -119,7 +117,7 @@ class EventTail:
                 newest = found.get(topic)
                 if newest is not None and len(newest) < EVENTS_MAX:
                     newest.append((key, value))
-        self._allowance -= looked
+        self._allowance.use(looked)
         for topic, newest in found.items():
             watched = self._watched[topic]
             watched.skipped += total - looked

@@ -22,13 +22,12 @@ from typing import Any, Final, NamedTuple
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from cdc.ops.bounded_server import BoundedServer, Certificate
-from cdc.ops.http import BODY_BYTES_MAX, PAGE, PageHandler
+from cdc.ops.http import BODY_BYTES_MAX, KEY, PAGE, PageHandler
 from cdc.ops.page_files import HEADERS
 from cdc.ops.request_queue import ANSWER_TIMEOUT_SECONDS
 from cdc.ops.rights import Rights
 from cdc.ops.view import Shared
 
-_KEY: Final = "http.listen"
 _HOST: Final = "127.0.0.1"
 _ASK_SECONDS: Final = 4.0
 _AGAIN_SECONDS: Final = 2
@@ -144,11 +143,11 @@ class FleetHandler(PageHandler):
         view = self.site.views().get(shard)
         if view is None or view.port is None:
             problem = "no daemon of that shard runs now" if view is not None else f"there is no shard {shard[:100]!r}"
-            self.answer(503 if view is not None else 404, "application/json", json.dumps({"error": problem}).encode())
+            self.answer_json(503 if view is not None else 404, {"error": problem})
             return
         length = self.headers.get("Content-Length", "0")
         if not length.isdecimal() or int(length) > BODY_BYTES_MAX or "Transfer-Encoding" in self.headers:
-            self.answer(400, "application/json", b'{"error": "the body must be as long as Content-Length says"}')
+            self.answer_json(400, {"error": "the body must be as long as Content-Length says"})
             return
         body = self.rfile.read(int(length))
         self.server.extend_deadline(self.connection, ANSWER_TIMEOUT_SECONDS)
@@ -177,7 +176,7 @@ def fleet_server(
     """
     site = FleetSite(name, topics, views, Shared(_STATUS_SECONDS))
     handler = type("Handler", (FleetHandler,), {"site": site, "rights": rights or Rights()})
-    server = BoundedServer.listening(_KEY, address, handler, allowed_hosts, tls)
+    server = BoundedServer.listening(KEY, address, handler, allowed_hosts, tls)
     server.start()
     return server
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from cdc.errors import ConfigurationError
+from cdc.ops.file_state import state_of
 
 Role = Literal["view", "rows", "operate"]
 ROLES: Final[tuple[Role, ...]] = ("view", "rows", "operate")
@@ -77,7 +78,7 @@ class Rights:
         found = cls(fixed, view_needs_token=source.view_needs_token)
         if source.file is not None:
             found._of_file = read_tokens(source.file)
-            found._file, found._file_state = source.file, _state_of(source.file)
+            found._file, found._file_state = source.file, state_of(source.file)
         elif source.token is None:
             found._file, found._read = source.own_file, _own_visitor
         return found
@@ -98,7 +99,7 @@ class Rights:
         """Read the file of tokens if it has changed. While it can't be read, nobody has the rights that it gave."""
         if self._file is None:
             return
-        state = _state_of(self._file)
+        state = state_of(self._file)
         if state != self._file_state:
             tokens: dict[bytes, Visitor] = {}
             with contextlib.suppress(ConfigurationError):
@@ -137,7 +138,7 @@ def token_for(source: TokenSource) -> str | None:
             return entries[0][2] if entries else None
         return None
     try:
-        return source.own_file.read_text().strip() or None
+        return _own_token_in(source.own_file) or None
     except (OSError, ValueError):
         return None
 
@@ -208,11 +209,3 @@ def _own_token_in(file: Path) -> str | None:
     except FileNotFoundError:
         return None
     return found if len(found) >= TOKEN_CHARACTERS_MIN else ""
-
-
-def _state_of(file: Path) -> tuple[int, int, int] | None:
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_mtime_ns, found.st_size, found.st_ino
