@@ -21,9 +21,10 @@ from cdc.images.image_events import ImageChanges
 from cdc.images.overlay import Images
 from cdc.protocol.codec import Body, tuple_values
 from cdc.protocol.constants import Type
-from cdc.schema.sharding import BUCKETS, bucket_field
+from cdc.schema.sharding import BUCKETS
 from cdc.schema.tracker import SchemaTracker
 from cdc.stream.batches.batch import BatchBuilder
+from cdc.stream.batches.bucket_spaces import bucket_field_of, bucket_space, steps_in
 from cdc.stream.moves.held import HELD_NUMBER, Held, HeldRow, Origin, unpack
 from cdc.stream.moves.queues import BucketQueues, Fate
 from cdc.stream.moves.records import OWNED, Shards, Step, bucket_key
@@ -66,15 +67,15 @@ class BucketGate:
             space.is_compiled, space.gate = False, self
             space.changes = {kind: self._noticed(change, changes) for kind, change in space.changes.items()}
             return
-        stored = self._schema.stored(form.space_id)
-        field = bucket_field(stored.index_rows.values()) if stored is not None else None
+        field = bucket_field_of(self._schema, form.space_id)
         if field is None or space.topic.startswith(self._own_prefix):
             self.sharded.pop(form.space_id, None)
             return
         self.sharded[form.space_id] = field
         if self._snapshot is not None:
-            self._load_states()
-            space.is_compiled = not any(not _is_shown(step) for step in (self._snapshot or {}).values()) and space.is_compiled
+            # Read once the images have them: `_bucket` may come later in the snapshot than this space.
+            self._snapshot = self._snapshot or steps_in(self._images, bucket_space(self._schema))
+            space.is_compiled = space.is_compiled and all(map(_is_shown, self._snapshot.values()))
         elif self.queues.are_moving or self._decided is not None:
             space.is_compiled, space.gate = False, self
             for kind in _ROW_KINDS:
@@ -229,24 +230,14 @@ class BucketGate:
 
     def begin(self, replicaset_uuid: str, *, is_snapshot: bool) -> None:
         """Record all buckets, from the images."""
-        self._snapshot = {}
-        self._load_states()
-        steps, self._snapshot = self._snapshot, None
+        self._snapshot = None
+        steps = steps_in(self._images, bucket_space(self._schema))
         self.queues.begin(steps, replicaset_uuid, is_snapshot=is_snapshot)
         self.write_news()
         self._builder.control(topics.BUCKETS, bucket_key(None), encode({"replicaset_uuid": replicaset_uuid}))
         self._has_records = True
         self._are_moving = not self.queues.are_moving
         self.note_moving()
-
-    def _load_states(self) -> None:
-        """Read the states from the images, once they are there."""
-        if self._snapshot:
-            return
-        found = next((form for form in self._schema.forms() if form.name == BUCKETS), None)
-        if found is not None and self._images.is_kept(found.space_id):
-            rows = (tuple_values(tuple_) for _, tuple_ in self._images.scan(found.space_id))
-            self._snapshot = {row[0]: Step.of(row) for row in rows}
 
 
 def _bucket_in(row: Sequence[Any] | None, field: int) -> Any:

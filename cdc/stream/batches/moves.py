@@ -15,29 +15,26 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any
 
 from cdc.events.envelope import Change, Envelope, SpaceEvents
 from cdc.events.moves import Move
 from cdc.images.image_events import ImageChanges
 from cdc.images.overlay import Images
-from cdc.protocol.codec import Body, tuple_values
+from cdc.protocol.codec import Body
 from cdc.protocol.constants import Type
-from cdc.schema.sharding import BUCKETS, bucket_field
+from cdc.schema.forms import SpaceForm
+from cdc.schema.sharding import BUCKETS
 from cdc.schema.tracker import SchemaTracker
-
-_RECEIVING: Final = "receiving"
-_GARBAGE: Final = "garbage"
-_STATUS: Final = 1
-_OPTIONS: Final = 3
-"""Places of fields of `_bucket`: id, status, destination, opts."""
+from cdc.stream.batches.bucket_spaces import bucket_field_of, bucket_space, steps_in
+from cdc.stream.moves.records import GARBAGE, RECEIVING, Step
 
 
 class Buckets:
     """The buckets that are arriving, or being collected, at the row that is handled."""
 
     def __init__(self) -> None:
-        self._moving: dict[int, tuple[str, int | None]] = {}
+        self._moving: dict[int, Step] = {}
 
     @property
     def are_moving(self) -> bool:
@@ -48,11 +45,10 @@ class Buckets:
         """Forget all."""
         self._moving.clear()
 
-    def set(self, bucket_id: int, row: Sequence[Any] | None) -> None:
-        """Record a bucket's row in `_bucket`; None if it is gone."""
-        status = row[_STATUS] if row is not None and len(row) > _STATUS else None
-        if row is not None and status in (_RECEIVING, _GARBAGE):
-            self._moving[bucket_id] = status, _generation(row)
+    def set(self, bucket_id: int, step: Step) -> None:
+        """Record a bucket's row in `_bucket`."""
+        if step.status in (RECEIVING, GARBAGE):
+            self._moving[bucket_id] = step
         else:
             self._moving.pop(bucket_id, None)
 
@@ -60,18 +56,12 @@ class Buckets:
         """Return the move that has made a row of this type and bucket; None if it is a user's."""
         if type(bucket_id) is not int or bucket_id not in self._moving:
             return None
-        status, generation = self._moving[bucket_id]
-        if kind == Type.INSERT and status == _RECEIVING:
-            return Move("in", bucket_id, generation)
-        if kind == Type.DELETE and status == _GARBAGE:
-            return Move("gc", bucket_id, generation)
+        step = self._moving[bucket_id]
+        if kind == Type.INSERT and step.status == RECEIVING:
+            return Move("in", bucket_id, step.generation)
+        if kind == Type.DELETE and step.status == GARBAGE:
+            return Move("gc", bucket_id, step.generation)
         return None
-
-
-def _generation(row: Sequence[Any]) -> int | None:
-    options = row[_OPTIONS] if len(row) > _OPTIONS else None
-    found = options.get("generation") if isinstance(options, dict) else None
-    return found if type(found) is int else None
 
 
 class MoveMarks:
@@ -115,33 +105,29 @@ class MoveWatch:
         """Have a space's changes noticed, if they matter. To be called for each encoder with images when it is made."""
         form = space.form
         if form.name == BUCKETS:
-            self._load(form.space_id)
+            self._load(form)
             space.is_compiled = False
             space.changes = {kind: self._noticed(change, changes) for kind, change in space.changes.items()}
             return
-        stored = self._schema.stored(form.space_id)
-        field = bucket_field(stored.index_rows.values()) if stored is not None else None
+        field = bucket_field_of(self._schema, form.space_id)
         if field is None:
             self._sharded.discard(form.space_id)
             return
         self._sharded.add(form.space_id)
         if not self._is_loaded:
-            found = next((one for one in self._schema.forms() if one.name == BUCKETS), None)
-            self._load(found.space_id if found is not None else None)
+            self._load(bucket_space(self._schema))
         if self._buckets.are_moving:
             space.is_compiled, space.marks = False, MoveMarks(self._envelope)
             marked = {kind: self._marked(kind, change, space.marks, changes, field) for kind, change in space.changes.items()}
             space.changes = marked
 
-    def _load(self, space_id: int | None) -> None:
+    def _load(self, space: SpaceForm | None) -> None:
         if self._is_loaded:
             return
         self._is_loaded = True
         self._buckets.clear()
-        if space_id is not None and self._images.is_kept(space_id):
-            for _, tuple_ in self._images.scan(space_id):
-                row = tuple_values(tuple_)
-                self._buckets.set(row[0], row)
+        for bucket_id, step in steps_in(self._images, space).items():
+            self._buckets.set(bucket_id, step)
 
     def _noticed(self, change: Change, changes: ImageChanges) -> Change:
         """Return a change of a row of `_bucket` that tells the bucket's state after it."""
@@ -150,7 +136,7 @@ class MoveWatch:
             found = change(body, frame)
             key, after = changes.row_after(frame)
             were_moving = self._buckets.are_moving
-            self._buckets.set(key[0], after)
+            self._buckets.set(key[0], Step.of(after))
             if self._buckets.are_moving != were_moving:
                 for space_id in self._sharded:
                     self._discard(space_id)

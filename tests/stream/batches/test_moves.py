@@ -11,7 +11,6 @@ from typing import Any, Final
 
 import pytest
 
-from cdc import native
 from cdc.events.moves import Move
 from cdc.formats.options import FormatOptions
 from cdc.images.overlay import Images
@@ -20,9 +19,9 @@ from cdc.protocol.codec import Frames
 from cdc.protocol.constants import Key, Type
 from cdc.protocol.log_file import LogFileDecoder, parse_meta
 from cdc.schema.tracker import published_forms
-from cdc.stream.batches import compiled_rows
 from cdc.stream.batches.batch import Batch
 from cdc.stream.batches.moves import Buckets
+from cdc.stream.moves.records import Step
 from cdc.stream.pipeline import Pipeline
 from tests.fakes.pipelines import NOW_US, Store, frames_of, pipeline
 from tests.fakes.tuples import MemoryTuples
@@ -34,16 +33,6 @@ ROWS: Final = 23
 SPACES: Final = ("orders", "customers")
 PAST_THE_ROUTER: Final = {1330: "gc", 1990: "in", 1420: "in", 1962: "in"}
 """Users' rows that nothing tells from a move's: an INSERT into a bucket that arrives, a DELETE from one that is collected."""
-
-
-@pytest.fixture(params=["native", "python"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Either row path."""
-    if request.param == "python":
-        monkeypatch.setattr(compiled_rows, "_new_row_path", None)
-    elif native.ROW_PATH == "python":
-        pytest.skip("this installation has no compiled row path, or doesn't run it")
-    return str(request.param)
 
 
 @cache
@@ -147,16 +136,16 @@ def test_every_row_of_real_clusters(capture: str) -> None:
 
 def test_states() -> None:
     buckets = Buckets()
-    buckets.set(1, [1, "receiving", "a", {"generation": 3}])
-    buckets.set(2, [2, "garbage", "b"])
-    buckets.set(3, [3, "sending", "b", {"generation": 1}])
-    buckets.set(4, [4])
+    buckets.set(1, Step.of([1, "receiving", "a", {"generation": 3}]))
+    buckets.set(2, Step.of([2, "garbage", "b"]))
+    buckets.set(3, Step.of([3, "sending", "b", {"generation": 1}]))
+    buckets.set(4, Step.of([4]))
     assert buckets.are_moving
     assert buckets.move(Type.INSERT, 1) == Move("in", 1, 3)
     assert buckets.move(Type.DELETE, 2) == Move("gc", 2, None)
     users = [(Type.DELETE, 1), (Type.REPLACE, 1), (Type.UPDATE, 2), (Type.INSERT, 2), (Type.DELETE, 3), (Type.INSERT, 9)]
     assert [buckets.move(kind, bucket) for kind, bucket in users] == [None] * len(users)
     assert buckets.move(Type.INSERT, [1]) is None
-    buckets.set(1, [1, "active"])
-    buckets.set(2, None)
+    buckets.set(1, Step.of([1, "active"]))
+    buckets.set(2, Step.of(None))
     assert not buckets.are_moving
