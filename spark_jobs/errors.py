@@ -14,6 +14,12 @@ _PLAN: Final = re.compile(r"\n=== Streaming Query ===\n.*|\n== (?:Physical|SQL|D
 _FRAME: Final = re.compile(r"^(?:\s+at \S.*|\s*\.\.\. \d+ more|JVM stacktrace:)\n?", re.MULTILINE)
 _REPEATED: Final = "Nothing is lost: the next start repeats the batch."
 
+FILES_GONE: Final = (
+    "FILE_NOT_EXIST|DELTA_FILE_NOT_FOUND|DELTA_CHANGE_DATA_FILE_NOT_FOUND|"
+    "DELTA_UNSUPPORTED_TIME_TRAVEL_BEYOND_DELETED_FILE_RETENTION"
+)
+"""Pattern of Delta's and Spark's errors where VACUUM has removed a file that is still needed."""
+
 _MEANINGS: Final = tuple(
     (re.compile(pattern), meaning)
     for pattern, meaning in (
@@ -67,8 +73,7 @@ _MEANINGS: Final = tuple(
             "another place (--path, --catalog, --dead-letters), or undo the change.",
         ),
         (
-            r"FILE_NOT_EXIST|DELTA_FILE_NOT_FOUND|DELTA_CHANGE_DATA_FILE_NOT_FOUND|"
-            r"DELTA_UNSUPPORTED_TIME_TRAVEL_BEYOND_DELETED_FILE_RETENTION",
+            FILES_GONE,
             "A file of a table is gone: `maintain` or VACUUM has removed it while it was still needed. Try again, and let"
             " --vacuum-hours be longer than any read takes. A view is made again when the job `current` starts with --catalog."
             " If the file is gone then, too, put it back.",

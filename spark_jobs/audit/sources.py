@@ -18,9 +18,9 @@ from spark_jobs.contract import control_topics
 from spark_jobs.contract.envelope import parse
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
-from spark_jobs.lake.event_table import PREFIX
 from spark_jobs.tables import delta
 from spark_jobs.tables.formats import format_of
+from spark_jobs.tables.found import PREFIX
 from spark_jobs.tables.places import Table, beside
 
 CONTROL_TOPICS: Final = ("transaction", "snapshot")

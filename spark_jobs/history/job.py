@@ -21,12 +21,13 @@ from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.history.intervals import SOURCE_FIELDS, as_of, control_versions, versions, versions_of
 from spark_jobs.history.store import History
-from spark_jobs.lake.event_table import PREFIX, AppendRules, EventTable
+from spark_jobs.lake.event_table import AppendRules, EventTable
 from spark_jobs.runner.checkpoint import claim
 from spark_jobs.runner.job import Job, Sink, Task, query_of_batch
 from spark_jobs.runner.options import add_table_options
 from spark_jobs.tables import delta
 from spark_jobs.tables.formats import check_format, format_of
+from spark_jobs.tables.found import PREFIX
 from spark_jobs.tables.location import Location
 from spark_jobs.tables.places import beside, table_at
 

@@ -29,10 +29,10 @@ from spark_jobs.lake.current_rows import META_SCHEMA, Base
 from spark_jobs.lake.seqs import check_merged
 from spark_jobs.tables import delta
 from spark_jobs.tables.format import NameTakenError, Once, TableFormat
+from spark_jobs.tables.found import PREFIX
 from spark_jobs.tables.places import Table, own_session
 
 _FORM: Final = "tarantool_cdc.form"
-_PREFIX: Final = "tarantool_cdc.prefix"
 _AWAITS: Final = "tarantool_cdc.awaits"
 _MERGED: Final = "tarantool_cdc.merged"
 _SETTLED: Final = "tarantool_cdc.settled."
@@ -65,7 +65,7 @@ class BaseTable:
         self._own_session: SparkSession | None = None
         self._has_taken_name = False
         self._state = table_format.state(session, path)
-        found = None if self._state is None else self._state.properties.get(_PREFIX)
+        found = None if self._state is None else self._state.properties.get(PREFIX)
         if self._state is not None and (found is None or (prefix is not None and found != prefix)):
             raise JobError(
                 f"The table at {path} doesn't belong to this job and the prefix {prefix!r}; the prefix in its properties is "
@@ -147,7 +147,7 @@ class BaseTable:
         if self._state is None:
             assert self._prefix is not None
             schema = _commented(typed(self._session.createDataFrame([], META_SCHEMA), form), form).schema
-            properties = {_PREFIX: self._prefix, _FORM: form.to_json(), **_PROPERTIES}
+            properties = {PREFIX: self._prefix, _FORM: form.to_json(), **_PROPERTIES}
             properties["comment"] = f"The rows of the space {form.space}, from the topics of {self._prefix}"
             # Rows are in the order of their keys' hashes, so each file has nearly all values of a column. What is summed up for
             # readers would take CPU for each row, and they could skip nothing by it.

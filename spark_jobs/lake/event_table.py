@@ -26,12 +26,11 @@ from spark_jobs.errors import JobError
 from spark_jobs.lake import lanes
 from spark_jobs.tables import delta
 from spark_jobs.tables.format import OvertakenError, TableFormat, TableState
+from spark_jobs.tables.found import PREFIX
 from spark_jobs.tables.places import Table
 
 _CLAIM: Final = "tarantool_cdc.claim "
 """Beginning of the table property with a lane's query, its claim's number, and the highest seq that others may have written."""
-PREFIX: Final = "tarantool_cdc.prefix"
-"""Table property with the prefix of the daemon whose events the table has."""
 _TRIES: Final = 5
 
 

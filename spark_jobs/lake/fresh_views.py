@@ -77,13 +77,15 @@ class FreshViews:
                 f"The name {name}, of the view with the newest rows of the space {space!r}, is taken by something else. Choose "
                 "another --table-template, or start with --no-fresh-views."
             )
-        if known != text:
-            comment = f"The newest rows of the space {space}. The job `current` of tarantool-cdc keeps this view."
+        comment = f"The newest rows of the space {space}. The job `current` of tarantool-cdc keeps this view."
+        if known is None:
             try:
-                self._views.put(name, text, comment, table.path)
+                self._views.create(name, text, comment)
             except NoViewsError as error:
                 self._is_refused = True
                 _tell_of_none(self._location, str(error))
+        elif known != text:
+            self._views.replace(name, text, comment, table.path)
         self._texts[space] = text
 
 

@@ -14,14 +14,13 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from spark_jobs.errors import JobError
+from spark_jobs.tables.spark_checkpoint import BEGUN, DONE, end_of_batch, last_batch
 from spark_jobs.tables.state_files import read_whole, write_whole
 
 _FILE: Final = "tarantool_cdc.json"
 _TABLES_FILE: Final = "tarantool_cdc_tables.json"
 _METADATA_FILE: Final = "metadata"
 """Spark's own file with the query's id."""
-_BEGUN, _DONE = "offsets", "commits"
-"""Spark's own folders in a checkpoint. Each has a file per batch: of batches that were begun, and of batches that are done."""
 
 
 def claim(session: SparkSession, path: str, owner: dict[str, str]) -> None:
@@ -116,19 +115,18 @@ def query_id(session: SparkSession, path: str) -> str | None:
 
 def last_done_batch(session: SparkSession, path: str) -> int | None:
     """Return the number of the last batch that is done; None if there is none."""
-    newest = _newest(session, f"{path}/{_DONE}")
-    return None if newest < 0 else newest
+    return last_batch(session, path, DONE)
 
 
 def has_begun_batch(session: SparkSession, path: str) -> bool:
     """Return whether a batch was begun but not completed. The next start repeats it, up to the same offsets."""
-    return _newest(session, f"{path}/{_BEGUN}") > _newest(session, f"{path}/{_DONE}")
+    begun, done = last_batch(session, path, BEGUN), last_batch(session, path, DONE)
+    return begun is not None and (done is None or begun > done)
 
 
 def last_begun_batch(session: SparkSession, path: str) -> int | None:
     """Return the number of the last batch that was begun; None if there is none."""
-    newest = _newest(session, f"{path}/{_BEGUN}")
-    return None if newest < 0 else newest
+    return last_batch(session, path, BEGUN)
 
 
 def offsets_of_batch(session: SparkSession, path: str, batch: int) -> dict[tuple[str, int], int]:
@@ -136,17 +134,9 @@ def offsets_of_batch(session: SparkSession, path: str, batch: int) -> dict[tuple
 
     It is empty if the query doesn't read Kafka.
     """
-    jvm: Any = session.sparkContext._jvm
-    file = jvm.org.apache.hadoop.fs.Path(f"{path}/{_BEGUN}/{batch}")
-    stream = file.getFileSystem(session.sparkContext._jsc.hadoopConfiguration()).open(file)
-    try:
-        lines = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8").splitlines()
-    finally:
-        stream.close()
-    offsets: Any = json.loads(lines[-1])
     return {
         (topic, int(partition)): end
-        for topic, ends in offsets.items()
+        for topic, ends in end_of_batch(session, path, batch).items()
         if isinstance(ends, dict)
         for partition, end in ends.items()
     }
@@ -163,13 +153,3 @@ def _read(session: SparkSession, file: Any) -> Any:
     files = file.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
     text = read_whole(session, file) if files.exists(file) else None
     return None if text is None else json.loads(text)
-
-
-def _newest(session: SparkSession, folder: str) -> int:
-    jvm: Any = session.sparkContext._jvm
-    place = jvm.org.apache.hadoop.fs.Path(folder)
-    files = place.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
-    if not files.exists(place):
-        return -1
-    names = [status.getPath().getName() for status in files.listStatus(place)]
-    return max((int(name) for name in names if name.isdecimal()), default=-1)

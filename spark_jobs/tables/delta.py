@@ -26,7 +26,7 @@ from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql.types import StructField, StructType
 
 from spark_jobs.contract.sql_text import literal, quoted
-from spark_jobs.errors import JobError
+from spark_jobs.errors import FILES_GONE, JobError
 from spark_jobs.tables import delta_log
 from spark_jobs.tables.delta_log import TableState
 from spark_jobs.tables.format import NameTakenError, Once, OvertakenError
@@ -49,10 +49,7 @@ _TRANSACTION_NAME: Final = "spark.databricks.delta.write.txnAppId"
 _TRANSACTION_NUMBER: Final = "spark.databricks.delta.write.txnVersion"
 _SKIPS_BY: Final = "delta.dataSkippingStatsColumns"
 _FEED: Final = "delta.enableChangeDataFeed"
-_VACUUMED: Final = re.compile(
-    r"FILE_NOT_EXIST|DELTA_CHANGE_DATA_FILE_NOT_FOUND|DELTA_FILE_NOT_FOUND|DELTA_VERSION_NOT_FOUND|DELTA_LOG_FILE"
-    r"|DELTA_UNSUPPORTED_TIME_TRAVEL_BEYOND_DELETED_FILE_RETENTION"
-)
+_VACUUMED: Final = re.compile(f"{FILES_GONE}|DELTA_VERSION_NOT_FOUND|DELTA_LOG_FILE")
 """Errors of Delta and Spark where VACUUM has removed what tells the rows of a version."""
 _ALL: Final = str(2**31 - 1)
 _NAME_TAKEN: Final = "AMBIGUOUS_REFERENCE"

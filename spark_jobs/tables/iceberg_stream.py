@@ -18,7 +18,8 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from spark_jobs.errors import JobError
-from spark_jobs.tables.places import Table
+from spark_jobs.tables.places import Table, has_file
+from spark_jobs.tables.spark_checkpoint import BEGUN, DONE, end_of_batch, last_batch
 from spark_jobs.tables.state_files import write_whole
 
 _FIRST: Final = "sources/0/offsets/0"
@@ -31,11 +32,11 @@ def begin(session: SparkSession, table: Table, found: Any, checkpoint: str) -> N
     Raises JobError if the snapshot with which the last batch ended has expired, or if the table has no rows yet.
     """
     jvm: Any = session.sparkContext._jvm
-    folder = jvm.org.apache.hadoop.fs.Path(checkpoint)
-    files = folder.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
-    offset, first = _last_done(session, folder, files), jvm.org.apache.hadoop.fs.Path(folder, _FIRST)
-    if offset is None and _numbers(files, jvm.org.apache.hadoop.fs.Path(folder, "offsets")) and files.exists(first):
+    first = jvm.org.apache.hadoop.fs.Path(checkpoint, _FIRST)
+    done = last_batch(session, checkpoint, DONE)
+    if done is None and last_batch(session, checkpoint, BEGUN) is not None and has_file(session, str(first)):
         return  # the first batch has begun, and is repeated from there
+    offset = None if done is None else end_of_batch(session, checkpoint, done)
     current = found.currentSnapshot()
     snapshot = current.snapshotId() if offset is None else offset["snapshot_id"]
     if offset is None and not int(current.summary().get("total-data-files") or 0):
@@ -48,22 +49,3 @@ def begin(session: SparkSession, table: Table, found: Any, checkpoint: str) -> N
         )
     begun = {"version": 1, "snapshot_id": snapshot, "position": 0, "scan_all_files": True}
     write_whole(session, first, json.dumps(begun))
-
-
-def _last_done(session: SparkSession, folder: Any, files: Any) -> Any:
-    """Return the offset with which the last batch ended that is done; None if there is none."""
-    jvm: Any = session.sparkContext._jvm
-    batches = _numbers(files, jvm.org.apache.hadoop.fs.Path(folder, "commits"))
-    if not batches:
-        return None
-    stream = files.open(jvm.org.apache.hadoop.fs.Path(folder, f"offsets/{max(batches)}"))
-    try:
-        return json.loads(bytes(stream.readAllBytes()).decode().splitlines()[-1])
-    finally:
-        stream.close()
-
-
-def _numbers(files: Any, folder: Any) -> list[int]:
-    """Return the numbers of the batches that have a file in one of Spark's folders."""
-    names = [str(status.getPath().getName()) for status in files.listStatus(folder)] if files.exists(folder) else []
-    return [int(name) for name in names if name.isdecimal()]

@@ -36,8 +36,11 @@ class Views(Protocol):
     def text(self, name: CatalogTable) -> str | None:
         """Return a view's query; None if nothing has the name. An empty text means something else than a view."""
 
-    def put(self, name: CatalogTable, text: str, comment: str, base: Table) -> None:
-        """Create a view, or replace its query in one step. `base` is a table that it reads. Raises NoViewsError."""
+    def create(self, name: CatalogTable, text: str, comment: str) -> None:
+        """Create a view. Raises NoViewsError."""
+
+    def replace(self, name: CatalogTable, text: str, comment: str, base: Table) -> None:
+        """Replace a view's query in one step. `base` is a table that it reads."""
 
 
 class SparkViews:
@@ -56,14 +59,14 @@ class SparkViews:
         found = dict(rows[rows.index((_DETAILS, "")) :])
         return found["View Text"] if found.get("Type") == "VIEW" else ""
 
-    def put(self, name: CatalogTable, text: str, comment: str, base: Table) -> None:  # noqa: ARG002 - see IcebergViews
-        """See `Views.put`."""
-        called = delta.identifier(name)
-        if self.text(name) is None:
-            self._session.sql(f"CREATE VIEW {called} COMMENT {literal(comment)} AS {text}")
-        else:
-            # Readers find either the former text or this one. CREATE OR REPLACE would leave a moment without a view.
-            self._session.sql(f"ALTER VIEW {called} AS {text}")
+    def create(self, name: CatalogTable, text: str, comment: str) -> None:
+        """See `Views.create`."""
+        self._session.sql(f"CREATE VIEW {delta.identifier(name)} COMMENT {literal(comment)} AS {text}")
+
+    def replace(self, name: CatalogTable, text: str, comment: str, base: Table) -> None:  # noqa: ARG002 - see IcebergViews
+        """See `Views.replace`."""
+        # Readers find either the former text or this one. CREATE OR REPLACE would leave a moment without a view.
+        self._session.sql(f"ALTER VIEW {delta.identifier(name)} AS {text}")
 
 
 class IcebergViews:
@@ -81,16 +84,17 @@ class IcebergViews:
             return str(view.query())
         return "" if self._session.catalog.tableExists(identifier(self._session, name)) else None
 
-    def put(self, name: CatalogTable, text: str, comment: str, base: Table) -> None:
-        """See `Views.put`. Iceberg never deletes a view's former metadata, so this does."""
-        former = self._view(name)
-        called = identifier(self._session, name)
+    def create(self, name: CatalogTable, text: str, comment: str) -> None:
+        """See `Views.create`."""
         try:
-            self._session.sql(f"CREATE OR REPLACE VIEW {called} COMMENT {literal(comment)} AS {text}")
+            self._put(name, text, comment)
         except (PySparkException, Py4JError) as error:
-            if former is None:
-                raise NoViewsError(str(error).splitlines()[0]) from error
-            raise
+            raise NoViewsError(str(error).splitlines()[0]) from error
+
+    def replace(self, name: CatalogTable, text: str, comment: str, base: Table) -> None:
+        """See `Views.replace`. Iceberg never deletes a view's former metadata, so this does."""
+        former = self._view(name)
+        self._put(name, text, comment)
         if former is not None:
             place = str(former.view().operations().current().metadataFileLocation())
             self._former.append((time.monotonic(), place))
@@ -100,6 +104,10 @@ class IcebergViews:
             for place in due:
                 files.deleteFile(place)
             self._former = [(since, place) for since, place in self._former if place not in due]
+
+    def _put(self, name: CatalogTable, text: str, comment: str) -> None:
+        called = identifier(self._session, name)
+        self._session.sql(f"CREATE OR REPLACE VIEW {called} COMMENT {literal(comment)} AS {text}")
 
     def _view(self, name: CatalogTable) -> Any:
         """Return Spark's object for a view of Iceberg; None if there is none."""
