@@ -25,7 +25,7 @@ from tests.live.waiting import wait_for
 
 SHARDS = ("s1", "s2")
 ROWS = 20
-SCHEMA = """
+SPACES = """
     local states = {{'id', 'unsigned'}, {'status', 'string'}, {'destination', 'string', is_nullable = true},
         {'opts', 'map', is_nullable = true}}
     local buckets = box.schema.space.create('_bucket', {format = states})
@@ -34,10 +34,15 @@ SCHEMA = """
     local orders = box.schema.space.create('orders', {format = form})
     orders:create_index('pk')
     orders:create_index('bucket_id', {unique = false, parts = {'bucket_id'}})
+"""
+SCHEMA = (
+    SPACES
+    + """
     local first = ...
     for bucket = first, first + 4 do buckets:insert{bucket, 'active'} end
     for id = first * 100, first * 100 + 19 do orders:insert{id, first + id % 5, 0} end
 """
+)
 CHANGES = """
     local first, n, count = ...
     for i = 0, count - 1 do box.space.orders:update(first * 100 + i % 20, {{'=', 'n', n + i}}) end

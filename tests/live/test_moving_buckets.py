@@ -19,24 +19,18 @@ import pytest
 
 from cdc.local.interface import KafkaServer, TarantoolServer
 from tests.conftest import TarantoolFactory
-from tests.live.test_fleet import Fleet
+from tests.live.test_fleet import SHARDS, SPACES, Fleet
 from tests.live.waiting import wait_for
 
 BUCKETS: Final = 12
 KEYS: Final = 120
-SHARDS: Final = ("s1", "s2")
-SCHEMA: Final = """
-    local states = {{'id', 'unsigned'}, {'status', 'string'}, {'destination', 'string', is_nullable = true},
-        {'opts', 'map', is_nullable = true}}
-    local buckets = box.schema.space.create('_bucket', {format = states})
-    buckets:create_index('pk')
-    local form = {{'id', 'unsigned'}, {'bucket_id', 'unsigned'}, {'n', 'unsigned'}}
-    local orders = box.schema.space.create('orders', {format = form})
-    orders:create_index('pk')
-    orders:create_index('bucket_id', {unique = false, parts = {'bucket_id'}})
+SCHEMA: Final = (
+    SPACES
+    + """
     local first, count = ...
     for bucket = first, first + count - 1 do buckets:insert{bucket, 'active'} end
 """
+)
 STATE: Final = (
     "local id, status, peer, generation = ... return box.space._bucket:replace{id, status, peer, {generation = generation}}"
 )

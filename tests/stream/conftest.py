@@ -6,7 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
+from cdc import native
+from cdc.stream.batches import compiled_rows
+
 _COMPARED = ("tests.stream.batches.test_compiled_rows", "tests.stream.test_compiled_images")
+
+
+@pytest.fixture(params=["native", "python"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Either row path."""
+    if request.param == "python":
+        monkeypatch.setattr(compiled_rows, "_new_row_path", None)
+    elif native.ROW_PATH == "python":
+        pytest.skip("this installation has no compiled row path, or doesn't run it")
+    return str(request.param)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -9,9 +9,7 @@ from typing import Any, Final
 
 import pytest
 
-from cdc import native
 from cdc.protocol.constants import Type
-from cdc.stream.batches import compiled_rows
 from cdc.stream.moves.held import Held, Origin, unpack
 from cdc.stream.moves.queues import BucketQueues, Fate
 from cdc.stream.moves.records import BucketRecord, Shards, Step
@@ -25,21 +23,16 @@ UNTOLD: Final = {("orders", 1990): "not seen", ("orders", 1094): "counted as los
 """In `g`: a user's INSERT into a bucket that arrives; a row of a dead copy of a bucket that was brought back."""
 
 
-@pytest.fixture(params=["native", "python"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Either row path."""
-    if request.param == "python":
-        monkeypatch.setattr(compiled_rows, "_new_row_path", None)
-    elif native.ROW_PATH == "python":
-        pytest.skip("this installation has no compiled row path, or doesn't run it")
-    return str(request.param)
+def cluster_of(capture: str) -> tuple[Cluster, list[Daemon]]:
+    """A captured cluster, with a daemon for each shard that has read nothing yet."""
+    cluster = Cluster(NAMES)
+    return cluster, [Daemon(cluster, name, CAPTURES / capture / name) for name in NAMES]
 
 
 def run(capture: str, seed: int, *, crashes: int) -> tuple[Cluster, list[Daemon]]:
     """Three daemons read at different speeds, are killed, and have stores that lag."""
     chance = random.Random(seed)
-    cluster = Cluster(NAMES)
-    daemons = [Daemon(cluster, name, CAPTURES / capture / name) for name in NAMES]
+    cluster, daemons = cluster_of(capture)
     speeds = [chance.choice((1, 1, 5, 20)) for _ in daemons]
     while not all(daemon.is_done for daemon in daemons):
         (daemon,) = chance.choices(daemons, speeds)
@@ -114,8 +107,7 @@ def _is_right(changes: list[tuple[str, Any, Any]] | None, rows: list[Any]) -> bo
 @pytest.mark.usefixtures("path")
 def test_the_source_is_away() -> None:
     """Its buckets wait, and no others; then they go on."""
-    cluster = Cluster(NAMES)
-    daemons = [Daemon(cluster, name, CAPTURES / "d" / name) for name in NAMES]
+    cluster, daemons = cluster_of("d")
     away, *others = daemons
     for daemon in others:
         daemon.read(10_000)
@@ -137,8 +129,7 @@ def test_the_source_is_away() -> None:
 @pytest.mark.usefixtures("path")
 def test_killed_while_rows_wait() -> None:
     """The store is of a time before them, and the checkpoint of one after them: they wait again, and are published once."""
-    cluster = Cluster(NAMES)
-    daemons = [Daemon(cluster, name, CAPTURES / "d" / name) for name in NAMES]
+    cluster, daemons = cluster_of("d")
     away, *others = daemons
     for daemon in others:
         daemon.read(10_000)
@@ -159,8 +150,7 @@ def test_killed_while_rows_wait() -> None:
 @pytest.mark.usefixtures("path")
 def test_killed_when_rows_have_gone_on() -> None:
     """The store has them as rows that wait, and Kafka has their events: the store gets the rows, and no event comes twice."""
-    cluster = Cluster(NAMES)
-    daemons = [Daemon(cluster, name, CAPTURES / "d" / name) for name in NAMES]
+    cluster, daemons = cluster_of("d")
     away, *others = daemons
     for daemon in others:
         daemon.read(10_000)
@@ -205,8 +195,7 @@ def test_from_any_checkpoint(seed: int) -> None:
 @pytest.mark.usefixtures("path")
 def test_a_former_version_has_recorded_nothing() -> None:
     """Then the buckets are recorded as they are at the checkpoint, and moves are hidden from there on."""
-    cluster = Cluster(NAMES)
-    daemons = [Daemon(cluster, name, CAPTURES / "e" / name) for name in NAMES]
+    cluster, daemons = cluster_of("e")
     for daemon in daemons:
         daemon.read(130)
         daemon.commit()
