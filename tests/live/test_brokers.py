@@ -57,6 +57,7 @@ def transactional_id(scene: Scene) -> str:
     return ownership.transactional_id(scene.daemon.name, scene.prefix)
 
 
+@pytest.mark.one_of_these("Kafka that goes")
 def test_one_falls_silent_and_another_dies(broker_scene: Scene, kafka_cluster: KafkaCluster) -> None:
     """Commits go on without them: those that lead the checkpoint and coordinate the transactions."""
     scene, cluster = broker_scene, kafka_cluster

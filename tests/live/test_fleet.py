@@ -223,6 +223,7 @@ def fleet(
     made.close()
 
 
+@pytest.mark.one_of_these
 @pytest.mark.timeout(600)
 def test_two_shards(fleet: Fleet) -> None:
     """Caught up once; then one daemon is killed while the other goes on; all pages; a stop; nothing lost, nothing twice."""

@@ -75,7 +75,7 @@ def kafka_comes_back(scene: Scene) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("how", "mode"),
     [
-        ("kill", "exactly_once"),
+        pytest.param("kill", "exactly_once", marks=pytest.mark.one_of_these("Kafka that goes")),
         pytest.param("stop", "exactly_once", marks=pytest.mark.soak),
         pytest.param("kill", "at_least_once", marks=pytest.mark.soak),
     ],

@@ -40,6 +40,7 @@ def ops(scene: Scene) -> list[str]:
     return [event.op for event in stream.events]
 
 
+@pytest.mark.one_of_these("two daemons")
 def test_second_daemon_of_the_name_in_another_folder(scene: Scene) -> None:
     """It ends with a sentence and has published nothing; the first doesn't notice. Nor where the folder is a copy."""
     scene.tarantool.eval(THINGS)
@@ -79,6 +80,7 @@ def test_second_daemon_of_the_name_with_the_same_file(scene: Scene) -> None:
     assert scene.daemon.terminate() == 0
 
 
+@pytest.mark.one_of_these("two daemons")
 def test_killed_and_started_again(scene: Scene) -> None:
     """Here: at once. Elsewhere: after a silence, without being told to. After a clean end: at once anywhere."""
     scene.tarantool.eval(THINGS)
@@ -105,6 +107,7 @@ def test_killed_and_started_again(scene: Scene) -> None:
     assert [event.op for event in scene.check().events] == ["r"] * 50 + ["c"]
 
 
+@pytest.mark.one_of_these("two daemons")
 @pytest.mark.parametrize("delivery", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.soak)])
 def test_second_name_with_the_prefix(scene: Scene, delivery: str) -> None:
     scene.tarantool.eval(THINGS)
@@ -226,6 +229,7 @@ def test_old_copy_of_the_state(scene: Scene) -> None:
     assert ops(scene) == [*before, "c", *["r"] * 52]
 
 
+@pytest.mark.one_of_these("checkpoints that are gone")
 @pytest.mark.parametrize("images", ["full", pytest.param("none", marks=pytest.mark.soak)])
 def test_checkpoint_that_is_lost(scene: Scene, images: str) -> None:
     """Consumers decide by seq: what comes afterwards has to be newer for them than what was there."""
@@ -252,6 +256,7 @@ def test_checkpoint_that_is_lost(scene: Scene, images: str) -> None:
     caught_up(scene.daemon)
 
 
+@pytest.mark.one_of_these("checkpoints that are gone")
 def test_checkpoint_that_is_deleted_under_a_daemon(scene: Scene) -> None:
     """It ends, rather than to wait for a topic that nobody makes."""
     # librdkafka's patience with a topic that it doesn't find.
@@ -292,6 +297,7 @@ def test_check_tells_what_run_does(scene: Scene) -> None:
     assert ops(scene).count("r") == 51
 
 
+@pytest.mark.one_of_these("checkpoints that are gone")
 def test_topics_deleted_at_work_and_while_nobody_runs(scene: Scene) -> None:
     """With librdkafka's settings as they are: after the abort that fails there is another publisher, which tells all the same."""
     # A commit waits so long for the topic that is gone, which happens twice.

@@ -108,6 +108,7 @@ def test_no_reader_sees_half_a_transfer(
     assert {total(spark, tmp_path, mark) for mark in (*marks[1:2], last)} == {TOTAL}
 
 
+@pytest.mark.one_of_these("watermark")
 def test_a_snapshot_is_seen_whole_or_not_at_all(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
     sink = current_sink(spark, TOPICS, str(tmp_path), topics)
@@ -124,6 +125,7 @@ def test_a_snapshot_is_seen_whole_or_not_at_all(spark: SparkSession, tmp_path: P
     assert take(2, put("c", {"id": 5}, 5)) == 5
 
 
+@pytest.mark.one_of_these("watermark")
 def test_the_watermark_moves_from_one_renaming_to_the_next(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

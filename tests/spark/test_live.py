@@ -128,6 +128,7 @@ def test_jobs_see_committed_transactions_once_and_go_on_where_they_were(
     assert [row["_row"] for row in read_current(spark, orders).collect()] == ['{"id":1,"name":"o"}']
 
 
+@pytest.mark.one_of_these("whole events")
 def test_iceberg_tables_are_right_wherever_the_job_dies(
     spark: SparkSession, daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

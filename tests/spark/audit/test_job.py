@@ -92,6 +92,7 @@ def test_one_row_of_the_log_may_delete_many(auditor: Auditor) -> None:
     assert "duplicate" in {kind for kind, _ in auditor.kinds()}
 
 
+@pytest.mark.one_of_these("audit")
 def test_what_a_batch_leaves_open_the_next_one_settles(auditor: Auditor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each fault's two halves are in two batches. The first process of each batch is killed when it has appended the images and
     not yet kept its state, the second one before Spark notes the batch as done; and each one compacts the images.

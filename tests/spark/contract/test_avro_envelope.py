@@ -142,6 +142,7 @@ def test_a_batch_is_read_again_with_what_its_plan_lacks(spark: SparkSession, mon
     assert read(frame(spark, more), schemas) == tries[1]
 
 
+@pytest.mark.one_of_these("jobs that read Avro")
 @pytest.mark.spark
 def test_what_is_damaged_is_told_as_before(spark: SparkSession) -> None:
     ids = Ids()

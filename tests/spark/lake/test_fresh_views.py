@@ -213,7 +213,7 @@ LONG = ("", "snapshot", "", "longer", "renamed", "", "snapshot", "rekeyed", "")
 @pytest.mark.parametrize(
     ("seed", "steps"),
     [
-        pytest.param(1, SHORT, id="short"),
+        pytest.param(1, SHORT, id="short", marks=pytest.mark.one_of_these("views")),
         *(pytest.param(seed, LONG, id=f"long-{seed}", marks=pytest.mark.soak) for seed in (1, 2, 3)),
     ],
 )

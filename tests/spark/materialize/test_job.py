@@ -82,7 +82,7 @@ def add(balance: int) -> list[dict[str, Any]]:
     return [{"op": "+", "field": "balance", "value": balance}]
 
 
-@pytest.mark.one_of_these("whole rows")
+@pytest.mark.one_of_these("materialize")
 def test_events_get_both_rows_once_however_their_batches_come(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
     longer = (*COLUMNS[:1], ("title", "string"), *COLUMNS[2:], ("more", "boolean"))
@@ -181,6 +181,7 @@ def test_a_truncation_empties_its_keys_whichever_partition_is_read_ahead(spark: 
         assert seqs in ([1, 3, 4], [2, 3, 5])
 
 
+@pytest.mark.one_of_these("order of patches")
 @pytest.mark.parametrize("is_renamed", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_patches_of_a_row_on_two_partitions_are_applied_in_order(
     spark: SparkSession, tmp_path: Path, seed: int, *, is_renamed: bool
@@ -255,7 +256,7 @@ def test_of_two_jobs_that_publish_from_one_path_the_first_ends_before_it_sends_m
     assert [json.loads(row["after"])["balance"] for row in stored(spark, tmp_path / "whole")] == [1, 6]
 
 
-@pytest.mark.one_of_these("whole rows")
+@pytest.mark.one_of_these("materialize")
 def test_events_that_wait_stay_for_their_checkpoint_when_another_was_used_meanwhile(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +346,7 @@ def test_rows_are_those_that_live_servers_made() -> None:
     assert equal > 5500
 
 
+@pytest.mark.one_of_these("order of patches")
 def test_batches_that_come_twice_leave_each_event_once_and_the_rows_of_the_last_one(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,7 +411,7 @@ def test_a_snapshot_s_end_is_heeded_though_it_is_read_late_or_retention_has_take
     assert found[2:] == [(3, "c", None), (5, "c", None)]
 
 
-@pytest.mark.one_of_these("whole rows")
+@pytest.mark.one_of_these("materialize")
 def test_rows_and_their_history_follow_a_space_to_another_key_and_back(spark: SparkSession, tmp_path: Path) -> None:
     """Though no event tells that a row has another key, and though the schema topic is compacted meanwhile."""
     topics, whole, history = FakeTopics(spark), tmp_path / "whole", str(tmp_path / "history")
