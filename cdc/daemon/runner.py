@@ -23,7 +23,7 @@ import structlog
 from cdc.daemon.beginning import Beginning, RunContext
 from cdc.daemon.clock import now_us
 from cdc.daemon.start import begin, formats_of, options_of
-from cdc.errors import ConnectionLostError, PublishAborted
+from cdc.errors import CdcError, ConnectionLostError, PublishAborted
 from cdc.formats.options import Registration
 from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
@@ -240,7 +240,12 @@ class PipelineRunner:
             if self._is_stopping.is_set():
                 raise PublishAborted("stopped while a space's rows were brought under another primary key")
             return
-        self._wait_for_room()
+        try:
+            self._wait_for_room()
+        except CdcError:
+            if batch.is_boundary:
+                self.pipeline.ledger.withdraw(batch.position)
+            raise
         if batch.is_catch_up:
             assert self._writer is not None
             self._writer.submit(batch)

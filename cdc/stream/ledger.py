@@ -71,6 +71,15 @@ class Ledger:
         self.published = position.vclock
         self._check()
 
+    def withdraw(self, position: Position) -> None:
+        """Record that the batch that ends at `position`, the last one that was made, won't be handed over after all.
+
+        Nobody will ever report it as durable, so it must not be waited for.
+        """
+        last = self._unsettled.pop() if self._unsettled else None
+        assert last is position, f"{position} isn't the last position that was published, which is {last}"
+        self.published = (self._unsettled[-1] if self._unsettled else self._settled).vclock
+
     def settle(self, position: Position) -> None:
         """Record that everything up to and including `position` is durable, as the publisher or the state store reports.
 

@@ -87,6 +87,12 @@ def follow(source: PipelineRunner, *, is_bad: bool = False) -> None:
         source.submit_all(source.pipeline.feed(frames_of(b"".join(rows[start : start + 100])), 1))
 
 
+def follow_singles(source: PipelineRunner) -> None:
+    """Feed transactions of one row each."""
+    for lsn in range(11, 11 + COUNT):
+        source.submit_all(source.pipeline.feed(frames_of(row(lsn, lsn, Flag.COMMIT)), 1))
+
+
 def runner(config: Config, publisher: Publisher, *, is_cut: bool = False) -> PipelineRunner:
     def cut() -> None:
         if is_cut:
@@ -207,3 +213,20 @@ def test_source_that_ends_within_a_transaction(
     assert again.wait_until_settled()
     events = [message for message in delivery.committed if not isinstance(message, Broadcast) and message[0] == "shop.users"]
     assert [msgspec.json.decode(key or b"")["id"] for _, key, _ in events] == list(range(11, 11 + COUNT))
+
+
+@pytest.mark.timeout(60)
+def test_source_that_ends_while_a_transaction_waits_for_room(
+    config: Config, publisher: Publisher, delivery: OpenDelivery
+) -> None:
+    """That transaction comes again over the next connection. It was never handed over, so nobody settles it."""
+    cut = runner(config, publisher, is_cut=True)
+    with pytest.raises(ConnectionLostError):
+        follow_singles(cut)
+    cut.pipeline.close()
+    delivery.gate.set()
+    assert cut.wait_until_settled()
+    position = cut._checkpoint.position
+    assert position is not None
+    assert BEGIN.vclock[1] < position.vclock[1] < 10 + COUNT
+    assert cut.pipeline.ledger.published == position.vclock == cut.published

@@ -71,6 +71,29 @@ def test_settling_twice() -> None:
         ledger.settle(position)
 
 
+def test_a_batch_that_is_not_handed_over_is_not_waited_for() -> None:
+    ledger = Ledger(at(5))
+    first, second = published(ledger, at(6)), published(ledger, at(7))
+    ledger.withdraw(second)
+    assert (ledger.published, ledger.unsettled_count) == (VClock({1: 6}), 1)
+    ledger.settle(first)
+    assert ledger.unsettled_count == 0
+    with pytest.raises(RuntimeError, match="never published"):
+        ledger.settle(second)
+    third = published(ledger, at(8))
+    ledger.withdraw(third)
+    assert ledger.published == VClock({1: 6})
+
+
+@pytest.mark.parametrize("withdrawn", [at(6), at(7)])
+def test_withdrawing_another_batch_than_the_last(withdrawn: Position) -> None:
+    ledger = Ledger(at(5))
+    published(ledger, at(6))
+    published(ledger, at(7))
+    with pytest.raises(AssertionError, match="isn't the last"):
+        ledger.withdraw(withdrawn)
+
+
 def test_releasing_what_was_not_received() -> None:
     with pytest.raises(AssertionError, match="ahead of received"):
         Ledger(at(5)).release(VClock({1: 6}))
