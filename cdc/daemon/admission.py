@@ -373,32 +373,43 @@ def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_
 
 
 class Former:
-    """The daemon that had the name before. With at_least_once delivery, a take-over fences its checkpoints, not its events."""
+    """The daemon that had the name before. With at_least_once delivery, a take-over fences its checkpoints, not its events.
 
-    def __init__(self, config: Config, options: StartOptions) -> None:
+    The process that takes the name over therefore waits for its end. The checkpoint records this from the claim on, until the
+    wait is over: if this process ends meanwhile, the next one waits in its place, whatever its own options are.
+    """
+
+    def __init__(self, config: Config, options: StartOptions, writer: str) -> None:
+        """`writer` is the present process."""
         self._config = config
-        self._may_publish = options.take_over and config.kafka.delivery == "at_least_once"
+        self._writer = writer
+        self._takes_over = options.take_over and config.kafka.delivery == "at_least_once"
+        self.is_awaited = False
+        """Whether it may still publish."""
 
-    def await_end(self, stored: Checkpoint, lock: StateDirectoryLock | None, writer: str, is_stopping: Stopping) -> None:
+    def is_to_be_awaited(self, stored: Checkpoint, lock: StateDirectoryLock | None) -> bool:
+        """Return whether it may still publish. `stored` is the checkpoint that was found with the present claim to the name."""
+        if stored.writer != self._writer:
+            holders = lock.former_holders() if lock is not None else []
+            is_gone = ownership.is_known_gone(stored, self._config.name, holders)
+            self.is_awaited = stored.awaits_former or (self._takes_over and not is_gone)
+        return self.is_awaited
+
+    def await_end(self, is_stopping: Stopping) -> None:
         """Wait until the daemon that is fenced now has ended, so that nothing that it has in hand arrives later.
 
-        `stored` is the checkpoint that the process `writer`, the present one, found when it claimed the name. A daemon that is
-        silent counts as ended. Returns at once if there can be none. Raises ConnectionLostError.
+        A daemon that is silent counts as ended. Returns at once if there can be none. Raises ConnectionLostError.
         """
-        if not self._may_publish:
-            return
-        holders = [holder for holder in lock.former_holders() if holder != writer] if lock is not None else []
-        if ownership.is_known_gone(stored, self._config.name, holders):
-            self._may_publish = False
+        if not self.is_awaited:
             return
         structlog.get_logger().info(
             "waiting until the daemon that had the name has ended, as Kafka doesn't refuse its events",
             name=self._config.name,
             silence_seconds=ownership.SILENCE_SECONDS,
         )
-        while _listen_for(self._config, self._config.name, is_stopping, apart_from=writer) is not None:
+        while _listen_for(self._config, self._config.name, is_stopping, apart_from=self._writer) is not None:
             pass
-        self._may_publish = is_stopping()
+        self.is_awaited = self._takes_over = is_stopping()
 
 
 def check_owner(config: Config, stored: Checkpoint) -> None:

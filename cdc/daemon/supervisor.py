@@ -131,7 +131,7 @@ class Daemon:
         context = RunContext.of(config, self.status, self._is_stopping, self._schema_ids, self._view.tail)
         self._source = new_source(context, self._requests)
         self._listener = Listener(config, self._start_options, self._view)
-        self._former = admission.Former(config, self._start_options)
+        self._former = admission.Former(config, self._start_options, self._writer_id)
 
     @property
     def http_port(self) -> int | None:
@@ -163,7 +163,8 @@ class Daemon:
                         self._listener.open_late(self._is_stopping)
                         self._listener.make_token()
                     # What is published from here on comes after all that a fenced daemon publishes, and is numbered so.
-                    self._former.await_end(self._checkpoint, self._directory_lock, self._writer_id, self._is_stopping.is_set)
+                    self._former.await_end(self._is_stopping.is_set)
+                    self._publisher.writer.awaits_former = self._former.is_awaited
                     if self._follow(self._publisher, goal):
                         break
                 except CdcError as error:
@@ -403,7 +404,10 @@ class Daemon:
         takes_prefix = self._start_options.take_prefix and not self._writers
         try:
             self._checkpoint = publisher.start(
-                expected_writers=self._writers, takes_prefix=takes_prefix, known=self._newest_committed()
+                expected_writers=self._writers,
+                takes_prefix=takes_prefix,
+                known=self._newest_committed(),
+                is_to_be_awaited=lambda stored: self._former.is_to_be_awaited(stored, self._directory_lock),
             )
         except PublishAborted as error:
             _discard(publisher)

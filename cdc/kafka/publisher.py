@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
@@ -67,6 +67,8 @@ class Publisher:
         self._topics = names_of(config)
         self._clients = clients or KafkaClients(name, config)
         self._transactional_id = ownership.transactional_id(name, config.control_prefix)
+        self.writer = replace(writer, transactional_id=self._transactional_id)
+        """What the checkpoints say of their writer."""
         self.row_work_lock = row_work_lock or nullcontext()
         self.statistics = statistics or PublisherStatistics()
         self.statistics.backlog = Backlog(self.statistics.backlog)
@@ -88,7 +90,7 @@ class Publisher:
         self._loop = PublisherLoop(
             name,
             config,
-            replace(writer, transactional_id=self._transactional_id),
+            self.writer,
             self._clients.admin,
             self._topic_admin,
             self._lost_topics,
@@ -117,19 +119,28 @@ class Publisher:
         expected_writers: Collection[str | None] = (),
         takes_prefix: bool = False,
         known: Position | None = None,
+        is_to_be_awaited: Callable[[Checkpoint], bool] = lambda _: False,
     ) -> Checkpoint:
         """Claim the name, create the checkpoint topic, read the checkpoint, claim the prefix, and start the thread.
 
         `expected_writers` is passed by a process that had the name before. It contains the process itself and the writer before
         it, as Kafka may not show the process's own record yet. If another process has written the checkpoint since, FencedError
         is raised, and that process is not fenced. With `takes_prefix` the prefix is claimed even if it belongs to another
-        daemon. `known` is the newest position that the caller knows to be committed; consumers may not see it yet. Raises
-        ConnectionLostError while Kafka is unavailable (retry with a new Publisher), PublishError or ConfigurationError.
+        daemon. `known` is the newest position that the caller knows to be committed; consumers may not see it yet.
+        `is_to_be_awaited` tells from the checkpoint whether the process that had the name may still publish: the claim records
+        that. Raises ConnectionLostError while Kafka is unavailable (retry with a new Publisher), PublishError or
+        ConfigurationError.
         """
         with translate_kafka_errors():
-            return self._start(expected_writers, known, takes_prefix=takes_prefix)
+            stored = self._claim(expected_writers, known)
+            self.writer.awaits_former = is_to_be_awaited(stored)
+            with _not_fenced_again(self._name):
+                self._begin(stored, takes_prefix=takes_prefix)
+        self._loop.committed = stored.position
+        self._thread.start()
+        return stored
 
-    def _start(self, expected_writers: Collection[str | None], known: Position | None, *, takes_prefix: bool) -> Checkpoint:
+    def _claim(self, expected_writers: Collection[str | None], known: Position | None) -> Checkpoint:
         list_topics(self._clients.admin(), self._config.bootstrap_servers)
         claim = claim_topic(self._config)
         self._topic_admin.ensure([self._topics.control(topics.CHECKPOINT), *([claim] if claim is not None else [])])
@@ -146,10 +157,6 @@ class Publisher:
         if expected_writers:
             # Before the claim, the other process's record may have been in a transaction whose end wasn't written yet.
             self._check_writer(stored, expected_writers)
-        with _not_fenced_again(self._name):
-            self._begin(stored, takes_prefix=takes_prefix)
-        self._loop.committed = stored.position
-        self._thread.start()
         return stored
 
     def _check_writer(self, stored: Checkpoint, expected: Collection[str | None]) -> None:

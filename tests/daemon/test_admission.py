@@ -269,3 +269,68 @@ def test_a_store_of_the_same_name_and_another_prefix_is_not_emptied(tmp_path: Pa
     admission.check_store_prefix(staging.model_copy(update={"state": config(tmp_path, "none").state}))
     assert StateDirectoryLock.writers_in(store_path(production)) == ["w"]
     assert StateDirectoryLock.holders_of(store_path(production)) == ["w"]
+
+
+class Listened:
+    """Stands for listening: the former daemon is heard so many times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, times: int = 0) -> None:
+        self.count = 0
+
+        def listen(*_: object, apart_from: str) -> Sign | None:
+            assert apart_from == "new"
+            self.count += 1
+            return Sign("old", "vm", 7, 1) if self.count <= times else None
+
+        monkeypatch.setattr(admission, "listen", listen)
+
+
+@pytest.mark.parametrize(
+    ("takes_over", "delivery", "writer", "awaits_former", "is_awaited"),
+    [
+        (True, "at_least_once", "old", False, True),
+        (True, "at_least_once", "ours", False, False),
+        (False, "at_least_once", "old", False, False),
+        (True, "exactly_once", "old", False, False),
+        # The process before waited, and ended: with whatever options this one starts, it waits, too.
+        (True, "at_least_once", "ours", True, True),
+        (False, "at_least_once", "ours", True, True),
+        (False, "exactly_once", "ours", True, True),
+    ],
+)
+def test_who_is_awaited(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    delivery: str,
+    writer: str,
+    *,
+    takes_over: bool,
+    awaits_former: bool,
+    is_awaited: bool,
+) -> None:
+    listened = Listened(monkeypatch, times=2)
+    settings = config(tmp_path, "none")
+    settings = settings.model_copy(update={"kafka": settings.kafka.model_copy(update={"delivery": delivery})})
+    found, directory_lock = Checkpoint(), StateDirectoryLock(settings)
+    fold("shop", *position_record("shop", Position(), Writer(writer, has_store=False, awaits_former=awaits_former), 1), found)
+    directory_lock.record_holder("ours")
+    former = admission.Former(settings, StartOptions(take_over=takes_over), "new")
+    assert former.is_to_be_awaited(found, directory_lock) == is_awaited
+    former.await_end(lambda: False)
+    assert (listened.count, former.is_awaited) == (3 if is_awaited else 0, False)
+    # Its own record, from before the wait's end, doesn't begin another wait.
+    fold("shop", *position_record("shop", Position(), Writer("new", has_store=False, awaits_former=is_awaited), 1), found)
+    assert not former.is_to_be_awaited(found, directory_lock)
+    directory_lock.close()
+
+
+def test_a_stop_while_the_former_daemon_is_awaited_leaves_that_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Listened(monkeypatch)
+    former = admission.Former(config(tmp_path), StartOptions(), "new")
+    found = stored()
+    found.awaits_former = True
+    assert former.is_to_be_awaited(found, None)
+    former.await_end(lambda: True)
+    assert former.is_awaited

@@ -35,13 +35,15 @@ NUMBERS_KEY: Final = encode({"name": None, "numbers": "by space"})
 """Key of `numbers_record`. No daemon has the name null, so the record is never read as part of a checkpoint."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Writer:
     """A process that writes positions, whether it keeps a state store beside them, and its transactional id in Kafka."""
 
     id: str
     has_store: bool
     transactional_id: str | None = None
+    awaits_former: bool = False
+    """Whether the process is still waiting for the end of the one whose name it has taken over. Changes once that is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +62,11 @@ class Checkpoint:
     """Content of the checkpoint topic: the position (None if there never was one), the schema at it, and its writer.
 
     `has_store`: whether the writer kept a state store; `transactional_id`: its id in Kafka. They are None if the writer was too
-    old to record that. The other fields cover all daemons on the topic, by name: `owners` have claimed the prefix, in this order,
-    each with the time of its claim; `published` have published events, each with the time of its last write; `signs` are their
-    signs of life. Times are in milliseconds since the epoch. `others` are the highest numbers that daemons of other names have
-    given, which have owned the prefix before.
+    old to record that. `awaits_former`: whether the writer was still waiting for the end of the process whose name it had taken
+    over. The other fields cover all daemons on the topic, by name: `owners` have claimed the prefix, in this order, each with the
+    time of its claim; `published` have published events, each with the time of its last write; `signs` are their signs of life.
+    Times are in milliseconds since the epoch. `others` are the highest numbers that daemons of other names have given, which have
+    owned the prefix before.
     """
 
     position: Position | None = None
@@ -71,6 +74,7 @@ class Checkpoint:
     writer: str | None = None
     has_store: bool | None = None
     transactional_id: str | None = None
+    awaits_former: bool = False
     owners: dict[str, int] = field(default_factory=dict)
     published: dict[str, int] = field(default_factory=dict)
     signs: dict[str, Sign] = field(default_factory=dict)
@@ -100,6 +104,8 @@ def position_record(name: str, position: Position, writer: Writer, now_ms: int) 
     who: dict[str, Any] = {"writer": writer.id, "has_store": writer.has_store, "ts_ms": now_ms}
     if writer.transactional_id is not None:
         who["transactional_id"] = writer.transactional_id
+    if writer.awaits_former:
+        who["awaits_former"] = True
     return encode({"name": name}), encode({"name": name, **position.to_json(), **who})
 
 
@@ -164,6 +170,7 @@ def fold(name: str, key: bytes, value: bytes | None, checkpoint: Checkpoint) -> 
             checkpoint.writer = content["writer"] if content is not None else None
             checkpoint.has_store = content.get("has_store") if content is not None else None
             checkpoint.transactional_id = content.get("transactional_id") if content is not None else None
+            checkpoint.awaits_former = content is not None and content.get("awaits_former", False)
         elif value is None:
             checkpoint.spaces.pop(space_id, None)
         else:
