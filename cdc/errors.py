@@ -3,6 +3,10 @@
 Every error that leaves a module of this project is one of these. Each has a sentence that names the problem and, if somebody can
 solve it, the remedy. `Remedy.WAIT` errors heal by waiting and retrying. `Remedy.OPERATOR` errors need a person: a retry would
 only repeat them.
+
+Who may see the status mustn't see rows by it. So an error has two parts: the sentence, which names spaces, fields, positions and
+servers, and the `detail`, which has all that is quoted of received data: rows, keys, operations, bytes. The log has both (`str`);
+the status, metrics and notifications have the sentence alone (`public`).
 """
 
 from __future__ import annotations
@@ -42,33 +46,36 @@ class Remedy(Enum):
 
 
 class CdcError(Exception):
-    """Root of all errors of this project: a sentence, and its remedy (`hint`)."""
+    """Root of all errors of this project: a sentence, its remedy (`hint`), and what it quotes of received data (`detail`)."""
 
     remedy = Remedy.OPERATOR
-    _quoted = ""
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    def __init__(self, message: str, hint: str = "", *, detail: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.detail = detail
 
-    @classmethod
-    def quoting(cls, message: str, quoted: str) -> Self:
-        """Return an error whose message ends with received data, which may contain rows."""
-        error = cls(f"{message}: {quoted}")
-        error._quoted = quoted
-        return error
+    def quoting(self, detail: str) -> Self:
+        """Return this error with more received data in front of what it quotes already."""
+        self.detail = "; ".join(filter(None, (detail, self.detail)))
+        return self
 
     def conceal(self) -> None:
-        """Leave received data out of the message, as rules for columns may apply to it."""
-        if self._quoted:
-            self.message = self.message.replace(self._quoted, "it isn't shown, because there are columns.rules")
-            self.args = (self.message,)
+        """Leave received data out, as rules for columns may apply to it."""
+        if self.detail:
+            self.detail = "it isn't shown, because there are columns.rules"
+
+    @property
+    def public(self) -> str:
+        """The sentence and the remedy, without received data."""
+        return self._with_hint(self.message)
 
     def __str__(self) -> str:
-        if not self.hint:
-            return self.message
-        return f"{self.message.rstrip('.')}. {self.hint}"
+        return self._with_hint(f"{self.message}: {self.detail}" if self.detail else self.message)
+
+    def _with_hint(self, text: str) -> str:
+        return f"{text.rstrip('.')}. {self.hint}" if self.hint else text
 
 
 class ConfigurationError(CdcError):

@@ -4,6 +4,8 @@ lies behind it, and in nothing that shows the configuration. And a password is t
 
 from __future__ import annotations
 
+import ast
+import builtins
 import copy
 import json
 import os
@@ -11,7 +13,7 @@ import pprint
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import quote
 
 import pytest
@@ -25,6 +27,7 @@ from cdc.protocol.requests import scramble
 from tests.fakes.profiles import MANY, SOME
 from tests.fakes.secrets import told
 
+ROOT: Final = Path(__file__).resolve().parent.parent
 MARK = "hunter2"
 """What every secret has in it; no text of the program has."""
 _SIGNS = "\t\n\r \x00\x7f%@:/?#[]\\\"'{}=,;$&+" + "\u00e9\u2100\uff0f\uff1a\ufe55\uff20\uff1f\uff03\u65e5\U0001f600"
@@ -243,3 +246,25 @@ def test_in_its_file(tmp_path_factory: pytest.TempPathFactory, password: bytes, 
 def test_a_password_in_the_key_of_its_file() -> None:
     with pytest.raises(ConfigurationError, match=r"source\.password_file can't be read: No such file"):
         parse(put(good(), "source/password_file", MARK), "shop.toml").source.members()
+
+
+def _quoted_in_sentences(source: str) -> list[str]:
+    """The calls that quote received data within the sentence of one of our errors."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        name = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+        if isinstance(node, ast.Call) and name.endswith("Error") and not hasattr(builtins, name):
+            parts = [part for argument in node.args for part in ast.walk(argument) if isinstance(part, ast.Call)]
+            found += [ast.unparse(part) for part in parts if ast.unparse(part.func).rpartition(".")[2] in ("excerpt", "hex")]
+    return found
+
+
+def test_received_data_is_only_in_the_details_of_errors() -> None:
+    """Anyone who may see the status sees the sentences. The log alone has the details."""
+    local = ROOT / "cdc" / "local"  # servers for tests, which show nothing to anyone
+    for file in sorted((ROOT / "cdc").rglob("*.py")):
+        if file.is_relative_to(local):
+            continue
+        assert not _quoted_in_sentences(file.read_text()), file
+    assert _quoted_in_sentences('raise SchemaError(f"no key: {excerpt(row)}")') == ["excerpt(row)"]
+    assert not _quoted_in_sentences('raise SchemaError("no key", detail=body.hex(" "))')

@@ -47,7 +47,7 @@ class Supervision:
     def failed(self, error: CdcError) -> None:
         """Tell the error with which the daemon is about to end."""
         kinds = {"configuration": isinstance(error, ConfigurationError), "operator": error.remedy is Remedy.OPERATOR}
-        self._send({"error": str(error), **kinds})
+        self._send({"error": error.public, **kinds})
 
     def tell_waits(self, waits_for: Callable[[], Collection[str]]) -> None:
         """Tell every second for which shards this one waits, if for any, as long as the process runs."""

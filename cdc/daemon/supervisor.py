@@ -196,7 +196,8 @@ class Daemon:
             self._listener.close()
 
     def _show_error(self, error: CdcError) -> None:
-        self.status.error_remedy, self.status.error = error.hint, str(error)
+        status = self.status
+        status.error_remedy, status.error_detail, status.error = error.hint, error.detail, error.public
 
     def _close_writer(self) -> None:
         """Close the store. Raises StateError, unless another error is being raised already: then the failure is only logged."""
@@ -344,12 +345,12 @@ class Daemon:
                 self._log.warning("published changes were lost", reason=error.message)
                 self._forced_snapshot = error.message
             case SnapshotNeededError():
-                self._log.warning("the stream can continue only from a snapshot", reason=error.message)
+                self._log.warning("the stream can continue only from a snapshot", reason=str(error))
                 self._forced_snapshot = error.message
             case UnknownSpaceError() if not self._has_read_lost_forms:
                 # Without a store, only a snapshot has the forms that the checkpoint topic has lost.
                 self._has_read_lost_forms = True
-                self._log.warning("the schema at the checkpoint is incomplete; reading it from a snapshot", reason=error.message)
+                self._log.warning("the schema at the checkpoint is incomplete; reading it from a snapshot", reason=str(error))
                 self._forced_snapshot = error.message
             case _ if error.remedy is Remedy.WAIT:
                 delay = jittered(self._source.next_delay())

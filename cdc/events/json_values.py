@@ -137,15 +137,16 @@ def _error(value: ErrorValue) -> dict[str, Any]:
 
 def _refuse(value: Any) -> Any:
     if isinstance(value, DeepValue):
-        raise EncodingError(f"a value is nested too deeply to be written as JSON: {value!r}", WAY_OUT)
+        raise EncodingError("a value is nested too deeply to be written as JSON", WAY_OUT, detail=repr(value))
     if isinstance(value, Timestamp):
         value = OpaqueExtension(-1, value.to_bytes())
     if isinstance(value, OpaqueExtension):
         raise EncodingError(
-            f"a value of MessagePack extension type {value.code} can't be shown: {value.data[:64].hex(' ')}",
+            f"a value of MessagePack extension type {value.code} can't be shown",
             f"This version doesn't know the type. {WAY_OUT}",
+            detail=value.data[:64].hex(" "),
         )
-    raise EncodingError(f"a value of Python type {type(value).__name__} can't be shown: {excerpt(value, 200)}")
+    raise EncodingError(f"a value of Python type {type(value).__name__} can't be shown", detail=excerpt(value, 200))
 
 
 _EXTENSIONS: Final[dict[type, Any]] = {

@@ -213,7 +213,7 @@ def _encoder(
         except RecursionError as error:
             raise EncodingError(_TOO_DEEP, WAY_OUT) from error
         except _NOT_ENCODABLE as error:
-            raise EncodingError(f"a row can't be written as JSON ({error}): {excerpt(values)}") from error
+            raise EncodingError("a row can't be written as JSON", detail=f"{excerpt(values)} ({error})") from error
 
     if not unsafe:
 

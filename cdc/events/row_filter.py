@@ -106,8 +106,9 @@ class RowFilter:
 
     def _failure(self, reason: str) -> EncodingError:
         # The library's reasons may quote values. With rules for columns these mustn't be shown.
-        told = "" if self._form.columns else f": {_INTERNAL.sub('', reason)}"
-        return EncodingError(f"{self.origin}: the expression fails for a row of space {self._form.name!r}{told}", _FAILED)
+        told = "" if self._form.columns else _INTERNAL.sub("", reason)
+        sentence = f"{self.origin}: the expression fails for a row of space {self._form.name!r}"
+        return EncodingError(sentence, _FAILED, detail=told)
 
 
 def _library() -> Any:

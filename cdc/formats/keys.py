@@ -9,7 +9,7 @@ import math
 from dataclasses import replace
 from typing import Any, Final
 
-from cdc.errors import EncodingError
+from cdc.errors import EncodingError, excerpt
 from cdc.events.json_values import WAY_OUT, encode
 from cdc.events.key_text import key_converter
 from cdc.formats.options import FormatOptions
@@ -50,7 +50,9 @@ def _text(value: Any) -> str:
         else:
             return value
     raise EncodingError(
-        f"{value!r:.200} in a primary key isn't a string of UTF-8, which this format can't tell from another string", WAY_OUT
+        "a value in a primary key isn't a string of UTF-8, which this format can't tell from another string",
+        WAY_OUT,
+        detail=excerpt(value, 200),
     )
 
 
@@ -59,8 +61,9 @@ def _as_written(value: Any) -> Scaled:
     found = scaled(value)
     if not found.unscaled and value.is_signed():
         raise EncodingError(
-            f"{value} in a primary key, which in a HASH index is another key than {-value}, is the same one in this format",
+            "a signed zero in a primary key, which in a HASH index is another key than zero, is the same one in this format",
             f'Set format.decimal = "string". {WAY_OUT}',
+            detail=str(value),
         )
     return found
 

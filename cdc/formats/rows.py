@@ -125,10 +125,13 @@ def converter(what: str, columns: Sequence[Column]) -> Callable[[Sequence[Any]],
                 elif not column.field.is_optional:
                     return EncodingError(f"{what} has nil in the field {name!r}, which its format says is never nil", WAY_OUT)
             except EncodingError as error:
-                return EncodingError(f"{what} can't be encoded: {error.message}, in the field {name!r}", error.hint)
+                return EncodingError(
+                    f"{what} can't be encoded: {error.message}, in the field {name!r}", error.hint, detail=error.detail
+                )
             except _NOT_CONVERTIBLE as error:
-                return EncodingError(f"{what} can't be encoded ({error}): {excerpt(value)}, in the field {name!r}", WAY_OUT)
-        return EncodingError(f"{what} can't be encoded: {excerpt(values)}", WAY_OUT)
+                quoted = f"{excerpt(value)} ({error})"
+                return EncodingError(f"{what} can't be encoded, in the field {name!r}", WAY_OUT, detail=quoted)
+        return EncodingError(f"{what} can't be encoded", WAY_OUT, detail=excerpt(values))
 
     def convert(values: Sequence[Any]) -> list[Any]:
         try:

@@ -62,7 +62,7 @@ class ValueType:
 
 
 def _misfit(value: Any, wanted: str, hint: str = WAY_OUT) -> EncodingError:
-    return EncodingError(f"{excerpt(value, 200)} isn't {wanted}", hint)
+    return EncodingError(f"a value isn't {wanted}", hint, detail=excerpt(value, 200))
 
 
 _NUMBER_WANTED: Final = (
@@ -168,7 +168,7 @@ def _interval(value: Any) -> str:
         raise _misfit(value, "an interval")
     text = plain(value)
     if type(text) is not str:
-        raise EncodingError(f"an interval with the adjust mode {value.adjust!r} has no ISO 8601 form: {text}", WAY_OUT)
+        raise EncodingError("an interval with this adjust mode has no ISO 8601 form", WAY_OUT, detail=f"{value.adjust!r}, {text}")
     return text
 
 

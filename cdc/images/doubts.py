@@ -23,23 +23,28 @@ _DOUBLE_EXACT_MAX: Final = 1 << 53
 """Largest integer up to which Lua's numbers are exact."""
 
 
-def unappliable(form: SpaceForm, key: bytes, before: bytes, reason: str) -> ImageError:
-    """Return the error for a row that can't be applied to the tuple `before` of the key that the store knows as `key`."""
+def unappliable(form: SpaceForm, key: bytes, before: bytes, reason: str, quoted: str = "") -> ImageError:
+    """Return the error for a row that can't be applied to the tuple `before` of the key that the store knows as `key`.
+
+    `quoted` is what the reason has of received data.
+    """
     error = ImageError(
-        f"{reason}; the tuple was {before.hex(' '):.2000}",
+        reason,
         'With format.on_image_error = "dlq" such rows go to the dead-letter topic, and the tuple is unknown until the next '
-        f"INSERT, REPLACE or DELETE of its key. To cause one, run on the leader: {_remedy(form, before)}. Or {REBUILD}.",
+        f"INSERT, REPLACE or DELETE of its key. To cause one, write the row of that key once more on the leader. Or {REBUILD}.",
+        detail=f"the tuple was {before.hex(' '):.2000}; a command that writes it once more: {_remedy(form, before)}",
     )
     error.key = key
-    return error
+    return error.quoting(quoted)
 
 
-def in_another_notation(form: SpaceForm, request: str, asked: Sequence[bytes], stored: Sequence[bytes]) -> str:
-    """Return the reason why a request of a vinyl space may or may not have found its row: its key is written differently."""
+def in_another_notation(form: SpaceForm, request: str, asked: Sequence[bytes], stored: Sequence[bytes]) -> tuple[str, str]:
+    """Return the reason why a request of a vinyl space may or may not have found its row, as its key is written differently;
+    and how both are written."""
     return (
-        f"{request} of vinyl space {form.name!r} writes its key as {_as_written(asked)}, and the stored row writes the same key "
-        f"as {_as_written(stored)}: vinyl finds a row on disk only by the bytes of its key, so only the server knows whether "
-        "this request found the row"
+        f"{request} of vinyl space {form.name!r} writes its key in another way than the stored row: vinyl finds a row on disk "
+        "only by the bytes of its key, so only the server knows whether this request found the row",
+        f"the request has {_as_written(asked)}, the row {_as_written(stored)}",
     )
 
 

@@ -215,12 +215,12 @@ class ImageChanges:
         try:
             after = update(before, operations, **self._rules(body))
         except SchemaError as error:
-            raise self._unappliable(key, before, error.message) from error
+            raise self._unappliable(key, before, error.message, error.detail) from error
         result = tuple_values(after)
         try:
             is_same = self.store_key(result) == key
         except SchemaError as error:
-            raise self._unappliable(key, before, f"{_OTHER_KEY} ({error.message})") from error
+            raise self._unappliable(key, before, f"{_OTHER_KEY} ({error.message})", error.detail) from error
         if not is_same:
             raise self._unappliable(key, before, _OTHER_KEY)
         return self._event(result, self.put(key, before, after, result))
@@ -240,7 +240,7 @@ class ImageChanges:
         try:
             after = upsert(before, values[_OPS], **self._rules(body))
         except SchemaError as error:
-            raise self._unappliable(key, before, error.message) from error
+            raise self._unappliable(key, before, error.message, error.detail) from error
         result = tuple_values(after)
         try:
             if self.store_key(result) != key:
@@ -249,13 +249,13 @@ class ImageChanges:
         except SchemaError as error:
             if self._fitting is not None:
                 return None
-            raise self._unappliable(key, before, f"{_NO_KEY} ({error.message})") from error
+            raise self._unappliable(key, before, f"{_NO_KEY} ({error.message})", error.detail) from error
         if self._fitting is not None and not self._fitting.fits(after):
             return None
         return self._event(result, self.put(key, before, after, result))
 
-    def _unappliable(self, key: bytes, before: bytes, reason: str) -> ImageError:
-        return unappliable(self.space.form, key, before, reason)
+    def _unappliable(self, key: bytes, before: bytes, reason: str, quoted: str = "") -> ImageError:
+        return unappliable(self.space.form, key, before, reason, quoted)
 
     # Vinyl's keys in several notations.
 
@@ -263,7 +263,7 @@ class ImageChanges:
         """Raise ImageError if a request's key is equal to the key of the tuple `before` in another notation."""
         stored = notation.parts_of_tuple(before)
         if not notation.is_same(asked, stored):
-            raise self._unappliable(key, before, in_another_notation(self.space.form, request, asked, stored))
+            raise self._unappliable(key, before, *in_another_notation(self.space.form, request, asked, stored))
 
     def _is_beside(self, before: bytes, after: bytes) -> bool:
         """Return whether vinyl may have accepted an INSERT beside an equal key in another notation, which it didn't find."""
@@ -276,11 +276,11 @@ class ImageChanges:
         """Return the error for an INSERT of an existing key."""
         one, other = (self._key_as_written(tuple_) for tuple_ in (before, after))
         if one == other:
-            return ImageError(f"an INSERT of a key that already exists; the tuple was {before.hex(' '):.2000}", _HINT)
+            return ImageError("an INSERT of a key that already exists", _HINT, detail=f"the tuple was {before.hex(' '):.2000}")
         return ImageError(
-            f"an INSERT of a key of space {self.space.form.name!r} that already exists in another encoding: {one} exists, "
-            f"{other} arrived; the tuple was {before.hex(' '):.2000}",
+            f"an INSERT of a key of space {self.space.form.name!r} that already exists in another encoding",
             _LONG_HINT,
+            detail=f"{one} exists, {other} arrived; the tuple was {before.hex(' '):.2000}",
         )
 
     def _key_as_written(self, tuple_: bytes) -> str:
@@ -300,9 +300,9 @@ class ImageChanges:
         key_of = KeyCodec(compared).of_tuple
         if key_of(tuple_) == key_of(result):
             raise ImageError(
-                f"an UPSERT into space {form.name!r} writes its row's key differently, which moves the row in a HASH index: the "
-                f"tuple was {before.hex(' '):.1000}, and is {after.hex(' '):.1000}",
+                f"an UPSERT into space {form.name!r} writes its row's key differently, which moves the row in a HASH index",
                 f"No event can express that: {REBUILD} and continues after this row. Or exclude the space (spaces.exclude).",
+                detail=f"the tuple was {before.hex(' '):.1000}, and is {after.hex(' '):.1000}",
             )
 
     def _rules(self, body: Body) -> dict[str, Any]:

@@ -203,7 +203,9 @@ class Images:
             try:
                 key = codec.of_tuple(tuple_values(tuple_))
             except SchemaError as error:
-                raise KeysChangedError(f"a row can't have the space's new primary key: {error.message}") from error
+                raise KeysChangedError(
+                    f"a row can't have the space's new primary key: {error.message}", detail=error.detail
+                ) from error
             rows.append((key, tuple_))
             if old_key in self.doubtful:
                 self.doubtful = (self.doubtful - {old_key}) | {key}

@@ -4,6 +4,7 @@
 /page/state      what it shows now      /page/stream    the same again and again, as server-sent events
 /page/history    the last hour          /page/visitor   what the request's token may do
 /page/topics     the topics             /page/events?topic=shop.users&after=7    the newest events of one
+/page/detail     what the daemon's error quotes of rows
 /snapshot        {"spaces": ["users"], "where": "row.id > 7"} ──▶ 202 with its id, or 400, 409, 415, 503 with {"error": …}
 /snapshot/stop, /snapshot/pause, /snapshot/resume
 
@@ -79,7 +80,7 @@ class PageHandler(BoundedHandler):
 
     @property
     def tells_errors(self) -> bool:
-        """Whether an answer that needs no token may have an error's text, which names servers and may quote a row."""
+        """Whether an answer that needs no token may have an error's text, which names servers."""
         return "view" in self.visitor().roles
 
     def answer_visitor(self) -> None:
@@ -149,6 +150,10 @@ class StatusHandler(PageHandler):
             case "stream":
                 if self.is_permitted("view"):
                     self._stream()
+            case "detail":
+                if self.is_permitted("rows"):
+                    status = view.status
+                    self.answer_json(200, {"error": status.error, "detail": status.error_detail if status.error else ""})
             case "topics":
                 if self.is_permitted("rows"):
                     self.answer_json(200, {"topics": view.tail.topics()})
@@ -192,7 +197,7 @@ class StatusHandler(PageHandler):
         self.wfile.write(b"data: " + self.site.view.frame() + b"\n\n")
         self.wfile.flush()
         self.server.hand_over(self.connection)
-        if not streams.add(self.connection):
+        if not streams.add(self.connection, self.headers.get("Authorization")):
             self.connection.close()
 
     def do_POST(self) -> None:  # noqa: N802 - the library's name
@@ -226,7 +231,7 @@ class StatusHandler(PageHandler):
         try:
             status.requests.submit(order)
         except RequestError as error:
-            return 409, {"error": str(error)}
+            return 409, {"error": error.public}
         return 202, {"id": order.id, **({"spaces": order.spaces} if isinstance(order, Execute) else {})}
 
 
@@ -247,8 +252,8 @@ class StatusServer:
         """
         registry = CollectorRegistry()
         registry.register(StatusCollector(view.status))
-        self._streams = Streams(view.frame, FRAME_SECONDS)
         rights = rights or Rights()
+        self._streams = Streams(view.frame, FRAME_SECONDS, lambda shown: "view" in rights.visitor(shown).roles)
         site = Site(view, rights, registry, self._streams)
         handler = type("Handler", (StatusHandler,), {"site": site, "rights": rights})
         self._server = BoundedServer.listening(KEY, address, handler, allowed_hosts, tls)

@@ -1,7 +1,7 @@
 """Who may do what over HTTP: roles, and the tokens that have them.
 
     view      status and metrics; anyone has it, unless http.view = "token"
-    rows      the newest events of a space
+    rows      the newest events of a space, and what the daemon's error quotes of rows
     operate   orders: a snapshot, its end or its pause
 
 A client shows its token as `Authorization: Bearer TOKEN`. Tokens come from http.tokens_file, which is read again when it has

@@ -36,6 +36,8 @@ class Status:
     error: str | None = None
     error_remedy: str = ""
     """What an operator can do about `error`, if anything."""
+    error_detail: str = ""
+    """What `error` quotes of received data, which may be rows: not for all who may see the status."""
     upstream: str | None = None
     upstreams: tuple[Upstream, ...] = ()
     surveyed_at: float = 0.0

@@ -2,9 +2,11 @@
 
     handler ─ sockets of open pages ─▶ Streams ─ every interval: frame() ─▶ all of them, without waiting for any
 
-A client that doesn't read is dropped as soon as its socket's buffer is full, so none costs memory or time. If sending a frame
-takes long, because clients are many or TLS has to encrypt for each, the next one comes later: sending takes `BUSY_SHARE` of the
-time at most. The page says how old its contents are.
+A client that doesn't read is dropped as soon as its socket's buffer is full, so none costs memory or time. So is one whose token
+no longer gives the right to see frames: before each frame, each token is looked at once, however many clients have it.
+
+If sending a frame takes long, because clients are many or TLS has to encrypt for each, the next one comes later: sending takes
+`BUSY_SHARE` of the time at most. The page says how old its contents are.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import structlog
@@ -35,13 +37,21 @@ def clients_max() -> int:
 class Streams:
     """The open streams of one listener. Any thread may call its methods."""
 
-    def __init__(self, frame: Callable[[], bytes], interval_seconds: float, limit: int | None = None) -> None:
-        """`frame` returns the data of the next event: one line."""
+    def __init__(
+        self,
+        frame: Callable[[], bytes],
+        interval_seconds: float,
+        may_see: Callable[[str | None], bool],
+        limit: int | None = None,
+    ) -> None:
+        """`frame` returns the data of the next event: one line. `may_see` says whom, by the Authorization header."""
         self._frame = frame
+        self._may_see = may_see
         self._interval_seconds = interval_seconds
         self._limit = clients_max() if limit is None else limit
         self._changed = threading.Condition()
-        self._clients: set[socket.socket] = set()
+        # Each with the Authorization header of its request.
+        self._clients: dict[socket.socket, str | None] = {}
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
@@ -53,13 +63,16 @@ class Streams:
         """Whether another client may be added."""
         return len(self._clients) < self._limit and not self._is_closed
 
-    def add(self, client: socket.socket) -> bool:
-        """Take over a socket whose response's head has been sent. Return False, and take nothing, if there is no room."""
+    def add(self, client: socket.socket, authorization: str | None) -> bool:
+        """Take over a socket whose response's head has been sent, with its request's Authorization header.
+
+        Return False, and take nothing, if there is no room.
+        """
         with self._changed:
             if not self.has_room:
                 return False
             client.setblocking(False)
-            self._clients.add(client)
+            self._clients[client] = authorization
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="streams", daemon=True)
                 self._thread.start()
@@ -86,7 +99,7 @@ class Streams:
                 self._changed.wait_for(lambda: self._is_closed or bool(self._clients))
                 if self._is_closed:
                     return
-                clients = list(self._clients)
+                clients = dict(self._clients)
             began = time.thread_time()
             try:
                 self._send(clients, b"data: " + self._frame() + b"\n\n")
@@ -94,17 +107,19 @@ class Streams:
                 structlog.get_logger().error("a frame of the page can't be made", exc_info=True)
             pause = max(self._interval_seconds, (time.thread_time() - began) / BUSY_SHARE)
 
-    def _send(self, clients: list[socket.socket], event: bytes) -> None:
+    def _send(self, clients: Mapping[socket.socket, str | None], event: bytes) -> None:
+        may_see = {shown: self._may_see(shown) for shown in set(clients.values())}
         gone = []
-        for client in clients:
+        for client, shown in clients.items():
             try:
-                sent = client.send(event)
+                sent = client.send(event) if may_see[shown] else 0
             except (OSError, ssl.SSLError, ValueError):
                 sent = 0
             if sent < len(event):
                 gone.append(client)
         with self._changed:
-            self._clients.difference_update(gone)
+            for client in gone:
+                self._clients.pop(client, None)
         for client in gone:
             with contextlib.suppress(OSError):
                 client.close()

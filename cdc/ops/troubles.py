@@ -51,7 +51,8 @@ _BAD_STANDINGS: Final = {each.value for each in (Standing.UNREACHABLE, Standing.
 class Trouble:
     """One thing that is wrong: what kind, where, whether rows wait for it, a sentence, and what to do ("": it says so).
 
-    Two sightings of one kind are the same trouble, though a number in the sentence may have changed.
+    `has_detail` says that the daemon's error quotes received data too, which the page shows to those who may see rows. Two
+    sightings of one kind are the same trouble, though a number in the sentence may have changed.
     """
 
     kind: str
@@ -59,10 +60,17 @@ class Trouble:
     is_holding_up: bool
     sentence: str
     remedy: str
+    has_detail: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that the page gets."""
-        return {"place": self.place, "is_holding_up": self.is_holding_up, "sentence": self.sentence, "remedy": self.remedy}
+        return {
+            "place": self.place,
+            "is_holding_up": self.is_holding_up,
+            "sentence": self.sentence,
+            "remedy": self.remedy,
+            "has_detail": self.has_detail,
+        }
 
 
 def current(status: Status) -> list[Trouble]:
@@ -85,7 +93,8 @@ def _of_error(status: Status) -> Iterator[Trouble]:
         return
     place: Place = "kafka" if status.state == "waiting for kafka" else "daemon" if status.state == "failed" else "source"
     remedy = status.error_remedy
-    yield Trouble(f"error {place}", place, True, error.removesuffix(remedy).rstrip(), remedy or _REMEDIES[place])
+    sentence = error.removesuffix(remedy).rstrip()
+    yield Trouble(f"error {place}", place, True, sentence, remedy or _REMEDIES[place], bool(status.error_detail))
 
 
 def _of_kafka(status: Status) -> Iterator[Trouble]:

@@ -45,10 +45,12 @@ class VClock(Mapping[int, int]):
     def from_wire(cls, value: object) -> VClock:
         """Read a decoded MessagePack map. Raises ProtocolError if it isn't a map of ids to lsns."""
         if not isinstance(value, dict):
-            raise ProtocolError(f"a vclock should be a map, the server sent {excerpt(value, 100)}")
+            raise ProtocolError("a vclock should be a map, and the server sent something else", detail=excerpt(value, 100))
         for origin, lsn in value.items():
             if type(origin) is not int or type(lsn) is not int or not 0 <= origin < VCLOCK_MAX or lsn < 0:
-                raise ProtocolError(f"vclock component {excerpt(origin, 50)}: {excerpt(lsn, 50)} is out of range")
+                raise ProtocolError(
+                    "a component of a vclock is out of range", detail=f"{excerpt(origin, 50)}: {excerpt(lsn, 50)}"
+                )
         return cls(value)
 
     @classmethod

@@ -43,7 +43,7 @@ class Ballot:
 def parse_ballot(value: Any) -> Ballot:
     """Parse the map under IPROTO_BALLOT. Raises ProtocolError if it is malformed."""
     if not isinstance(value, dict):
-        raise ProtocolError(f"a ballot should be a map, the server sent {excerpt(value, 100)}")
+        raise ProtocolError("a ballot should be a map, and the server sent something else", detail=excerpt(value, 100))
     vclock = VClock.from_wire(value.get(_VCLOCK, {}))
     gc_vclock = VClock.from_wire(value.get(_GC_VCLOCK, {}))
     if _BOOTED in value:
@@ -68,4 +68,6 @@ def _uuids(value: Any) -> frozenset[UUID]:
     try:
         return frozenset(UUID(each) for each in value)
     except (TypeError, ValueError, AttributeError) as error:
-        raise ProtocolError(f"a ballot should list UUIDs, the server sent {excerpt(value, 100)}") from error
+        raise ProtocolError(
+            "a ballot should list UUIDs, and the server sent something else", detail=excerpt(value, 100)
+        ) from error

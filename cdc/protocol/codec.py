@@ -148,7 +148,7 @@ class FrameDecoder:
         while position + LENGTH_BYTES <= available:
             if buffer[position] != _LENGTH_MARKER:
                 found = bytes(buffer[position : position + 16]).hex(" ")
-                raise ProtocolError.quoting("a frame doesn't begin with a length", found)
+                raise ProtocolError("a frame doesn't begin with a length", detail=found)
             (length,) = _length_at(buffer, position)
             if length > self._frame_bytes_max:
                 raise ProtocolError(
@@ -344,14 +344,14 @@ def _decode_frame(payload: bytes) -> tuple[Header, Body]:
         # The body map is one more level around the levels of a tuple.
         items = _all_values(payload, LEVELS_MAX + 1)
     except IndexError as error:
-        raise ProtocolError.quoting(f"a frame isn't valid MessagePack ({error})", _hex(payload)) from error
+        raise ProtocolError(f"a frame isn't valid MessagePack ({error})", detail=_hex(payload)) from error
     if len(items) == 1:
         items.append({})
     if len(items) == 2 and isinstance(items[1], MapPairs):
         # The server logs a client's request as it was received, including keys that no server uses.
         items[1] = {key: value for key, value in items[1] if type(key) is int}
     if len(items) != 2 or not all(isinstance(item, dict) for item in items):
-        raise ProtocolError.quoting("a frame isn't one header map and at most one body map", _hex(payload))
+        raise ProtocolError("a frame isn't one header map and at most one body map", detail=_hex(payload))
     return items[0], items[1]
 
 

@@ -95,7 +95,7 @@ def _encoded(header: Header) -> bytes:
     try:
         return encode_frame(header)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ProtocolError(f"a local row has a header that can't be followed: {excerpt(header)}") from error
+        raise ProtocolError("a local row has a header that can't be followed", detail=excerpt(header)) from error
 
 
 class _Kept:

@@ -346,16 +346,16 @@ class Session:
         else:
             kind = header[Key.REQUEST_TYPE]
             what = f"the snapshot's META stage has a row of type {kind}"
-            raise UnsupportedRowError.quoting(what, f"{excerpt(header)} {excerpt(body)}")
+            raise UnsupportedRowError(what, detail=f"{excerpt(header)} {excerpt(body)}")
 
     def _see_term(self, term: Any) -> None:
         if type(term) is not int or term < 0:
-            raise ProtocolError(f"the server sent {excerpt(term, 50)} as a Raft term")
+            raise ProtocolError("the server sent no valid Raft term", detail=excerpt(term, 50))
         self._term = max(self._term, term)
 
     def _packet(self, kind: Any, header: Header, body: Body, events: list[Event]) -> None:
         if type(kind) is not int:
-            raise ProtocolError(f"a packet has {excerpt(kind, 50)} as its type")
+            raise ProtocolError("a packet has no valid type", detail=excerpt(kind, 50))
         if kind & Type.ERROR:
             raise parse_error(header, body, is_of_log=self._state in LOG_STATES)
         if kind == Type.RAFT:
@@ -370,9 +370,9 @@ class Session:
         else:
             # A row of this type may be a change, so skipping it could lose data.
             name = TYPE_NAMES.get(kind, "unknown")
-            raise UnsupportedRowError.quoting(
+            raise UnsupportedRowError(
                 f"the server sent a row of type {kind} ({name}), which this version can't follow",
-                f"header {excerpt(header)}, body {excerpt(body)}",
+                detail=f"header {excerpt(header)}, body {excerpt(body)}",
             )
 
     def _ok(self, header: Header, body: Body, events: list[Event]) -> None:
@@ -404,11 +404,11 @@ class Session:
         vclock_sync = body.get(Key.VCLOCK_SYNC)
         if vclock_sync is not None:
             if type(vclock_sync) is not int:
-                raise ProtocolError(f"a heartbeat has {excerpt(vclock_sync, 50)} as its vclock_sync")
+                raise ProtocolError("a heartbeat has no valid vclock_sync", detail=excerpt(vclock_sync, 50))
             self._vclock_sync = vclock_sync
         timestamp = header.get(Key.TIMESTAMP, 0.0)
         if not isinstance(timestamp, float | int):
-            raise ProtocolError(f"a heartbeat has {excerpt(timestamp, 50)} as its time")
+            raise ProtocolError("a heartbeat has no valid time", detail=excerpt(timestamp, 50))
         return Heartbeat(float(timestamp))
 
     # State transitions.
@@ -451,24 +451,24 @@ def _not_rows(types: list[Any]) -> list[int]:
 def _identified(body: Body) -> Identified:
     version, features = body.get(Key.VERSION), body.get(Key.FEATURES)
     if type(version) is not int or not isinstance(features, list):
-        raise ProtocolError(f"the server's answer to ID can't be read: {excerpt(body, 200)}")
+        raise ProtocolError("the server's answer to ID can't be read", detail=excerpt(body, 200))
     return Identified(version, tuple(feature for feature in features if type(feature) is int))
 
 
 def _selected(body: Body) -> Selected:
     tuples = body.get(Key.DATA)
     if not isinstance(tuples, list) or not all(isinstance(tuple_, list) for tuple_ in tuples):
-        raise ProtocolError(f"the server's answer to a SELECT or DELETE can't be read: {excerpt(body, 200)}")
+        raise ProtocolError("the server's answer to a SELECT or DELETE can't be read", detail=excerpt(body, 200))
     return Selected(tuples)
 
 
 def _subscribed(header: Header, body: Body) -> Subscribed:
     replica_id = header.get(Key.REPLICA_ID, 0)
     if type(replica_id) is not int:
-        raise ProtocolError(f"the server's own id is {excerpt(replica_id, 50)}")
+        raise ProtocolError("the server's own id isn't valid", detail=excerpt(replica_id, 50))
     text = body.get(Key.REPLICASET_UUID)
     try:
         uuid = UUID(text) if text is not None else None
     except (ValueError, TypeError, AttributeError) as error:
-        raise ProtocolError(f"{excerpt(text, 100)} is not the UUID of a replica set") from error
+        raise ProtocolError("the server's name for its replica set isn't a UUID", detail=excerpt(text, 100)) from error
     return Subscribed(replica_id, VClock.from_wire(body.get(Key.VCLOCK)), uuid)

@@ -37,5 +37,7 @@ def replicaset_uuid_in(body: Body) -> UUID | None:
             try:
                 return UUID(text)
             except ValueError as error:
-                raise SchemaError(f"_schema names {excerpt(text, 100)} as the replica set") from error
+                raise SchemaError(
+                    "_schema names a replica set by something that isn't a UUID", detail=excerpt(text, 100)
+                ) from error
     return None

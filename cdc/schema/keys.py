@@ -89,7 +89,7 @@ def is_keyable(form: SpaceForm) -> bool:
 
 def no_key(form: SpaceForm, tuple_: Sequence[Any]) -> SchemaError:
     """Return the error for a tuple that lacks a field of its primary key."""
-    return SchemaError(f"a tuple of space {form.name!r} has no primary key: {excerpt(tuple_)}", no_key_hint(form))
+    return SchemaError(f"a tuple of space {form.name!r} has no primary key", no_key_hint(form), detail=excerpt(tuple_))
 
 
 def no_key_hint(form: SpaceForm) -> str:
@@ -158,7 +158,8 @@ class KeyCodec:
 
     def _of_key(self, key: Sequence[Any]) -> bytes:
         if len(key) != len(self._encoders):
-            raise SchemaError(f"a key of space {self._name!r} has {len(self._encoders)} parts, not {len(key)}: {excerpt(key)}")
+            message = f"a key of space {self._name!r} has {len(self._encoders)} parts, not {len(key)}"
+            raise SchemaError(message, detail=excerpt(key))
         return self._encoded(key)
 
     def _encoded(self, values: Sequence[Any]) -> bytes:
@@ -170,8 +171,8 @@ class KeyCodec:
         try:
             return [encode(value) for encode, value in zip(self._encoders[: len(values)], values, strict=True)]
         except (struct.error, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            message = f"space {self._name!r} can't have the primary key {excerpt(values)} ({error})"
-            raise SchemaError(message, no_key_hint(self._form)) from error
+            message = f"space {self._name!r} can't have the primary key of a row"
+            raise SchemaError(message, no_key_hint(self._form), detail=f"{excerpt(values)} ({error})") from error
 
     def joined(self, parts: Sequence[bytes]) -> bytes:
         """Return the beginning of all keys with these first parts, of any length."""

@@ -335,7 +335,8 @@ class SchemaTracker:
                 ),
             )
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise SchemaError(f"the system rows of space {space_id} can't be read: {excerpt(row)} {excerpt(primary)}") from error
+            quoted = f"{excerpt(row)} {excerpt(primary)}"
+            raise SchemaError(f"the system rows of space {space_id} can't be read", detail=quoted) from error
         known = self._known.get(space_id)
         columns = self._columns(form) if self._columns is not None else known.columns if known is not None else ""
         routing = self._routing(form.name) if self._routing is not None else known.routing if known is not None else PLAIN_ROUTING
@@ -358,7 +359,7 @@ def _as_schema_error(kind: int, body: Body) -> Iterator[None]:
         raise SchemaError("a row of a system space is nested too deeply to be read") from error
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise SchemaError(
-            f"a row of a system space can't be read ({error!r}): type {kind}, body {excerpt(body, 1000)}"
+            f"a row of a system space can't be read: type {kind}", detail=f"body {excerpt(body, 1000)} ({error!r})"
         ) from error
 
 
@@ -390,7 +391,7 @@ def _fold(kind: int, body: Body, current: Any, names: Sequence[str], key_length:
     if row is None:
         if kind == Type.UPSERT:
             return key, _bounded(body[Key.TUPLE])
-        raise UnknownSpaceError(f"an UPDATE of system row {key} that isn't there: {excerpt(body)}")
+        raise UnknownSpaceError("an UPDATE of a system row that isn't there", detail=f"key {excerpt(key)}, body {excerpt(body)}")
     carry_out = upsert if kind == Type.UPSERT else update
     # The operations are a list of lists, so their values are nested two levels deeper than later in the row.
     bounded = pack(_bounded(operations, LEVELS_MAX + 2))

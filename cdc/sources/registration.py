@@ -37,7 +37,7 @@ def find_id(connection: Connection, uuid: UUID | None = None) -> int | None:
         case [[int() as id_, *_], *_]:
             return id_
         case tuples:
-            raise ProtocolError(f"_cluster of {connection.address} has a row that can't be read: {excerpt(tuples, 200)}")
+            raise ProtocolError(f"_cluster of {connection.address} has a row that can't be read", detail=excerpt(tuples, 200))
 
 
 def check_others(connection: Connection, config: Config) -> None:

@@ -43,5 +43,6 @@ def replicaset_uuid(connection: Connection, *, deadline: float = math.inf) -> UU
             try:
                 return UUID(row[1])
             except (ValueError, TypeError, AttributeError, IndexError) as error:
-                raise ProtocolError(f"_schema of {connection.address} has {excerpt(row, 100)} as its replica set") from error
+                what = f"_schema of {connection.address} names a replica set by something that isn't a UUID"
+                raise ProtocolError(what, detail=excerpt(row, 100)) from error
     raise loading_error(connection.address)

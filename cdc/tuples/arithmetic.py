@@ -88,7 +88,7 @@ def read(data: bytes, position: int) -> Scalar:
         if data[begin - 1] == EXT_DECIMAL:
             value = decode_extension(EXT_DECIMAL, data[begin : begin + length])
             if not isinstance(value, Decimal):
-                raise SchemaError(f"a decimal can't be read: {data[position:end].hex()}")
+                raise SchemaError("a decimal can't be read", detail=data[position:end].hex())
             return Kind.DECIMAL, value
     return NO_SCALAR
 
@@ -130,7 +130,7 @@ def _remains(value: int) -> bytes:
     """
     rest = _int64(value)
     if rest >= 0 and 0x80 <= rest & 0xFF < 0xE0:
-        raise SchemaError(f"the sum {value} overflows, and the byte that the server writes for it isn't a value")
+        raise SchemaError("the sum overflows, and the byte that the server writes for it isn't a value", detail=str(value))
     return integer(rest) if rest < 0 else _SMALL[rest & 0xFF]
 
 
@@ -174,7 +174,7 @@ def add(left: Scalar, right: Scalar, *, minus: bool, version: tuple[int, ...]) -
     if kind is Kind.INTEGER:
         result = left[1] - right[1] if minus else left[1] + right[1]
         if not INTEGER_MIN <= result <= INTEGER_MAX:
-            error = IntegerOverflowError(f"the result {result} is no 64-bit integer")
+            error = IntegerOverflowError("the result is no 64-bit integer", detail=str(result))
             error.sum = result
             raise error
         return Kind.INTEGER, result
@@ -223,7 +223,7 @@ def splice(text: Scalar, offset: int, cut: int, paste: bytes, *, version: tuple[
     length = len(value)
     if offset < 0:
         if -offset > length + 1:
-            raise OperationRefusedError(f"the offset {offset} is before a string of {length} bytes")
+            raise OperationRefusedError("the offset is before the string", detail=f"{offset} in {length} bytes")
         offset += length + 1
     offset = min(offset, length)
     behind = length - offset

@@ -43,7 +43,7 @@ def normalise(operations: object, *, base: int, names: Sequence[str]) -> list[Op
     server would not have written.
     """
     if not isinstance(operations, list):
-        raise SchemaError(f"operations should be an array, the row has {excerpt(operations, 200)}")
+        raise SchemaError("the row's operations should be an array", detail=excerpt(operations, 200))
     return [_normalise(operation, base, names) for operation in operations]
 
 
@@ -56,7 +56,7 @@ def _normalise(operation: object, base: int, names: Sequence[str]) -> Operation:
             field, path = _resolve(reference, base, names)
             # Positions are counted like fields: from the base, or negative from the end.
             return Operation(":", field, path, (position if position < 0 else position - base + 1, length, text))
-    raise SchemaError(f"the row has an operation that can't be read: {excerpt(operation, 200)}")
+    raise SchemaError("the row has an operation that can't be read", detail=excerpt(operation, 200))
 
 
 def _resolve(reference: int | str, base: int, names: Sequence[str]) -> tuple[int, str]:
@@ -69,7 +69,7 @@ def _resolve(reference: int | str, base: int, names: Sequence[str]) -> tuple[int
     try:
         first, end = next_token(data, 0)
     except PathError as error:
-        raise SchemaError(f"the field reference {reference!r} can't be read: {error}") from error
+        raise SchemaError(f"a field reference can't be read: {error}", detail=excerpt(reference, 200)) from error
     rest = data[end:].decode(errors="surrogateescape")
     match first:
         case int():
@@ -79,8 +79,9 @@ def _resolve(reference: int | str, base: int, names: Sequence[str]) -> tuple[int
             name = first.decode()
             if name in names:
                 return names.index(name), rest
-            raise SchemaError(f"the operation names a field {name!r} that the format at its position doesn't have: {list(names)}")
-    raise SchemaError(f"the field reference {reference!r} names no field")
+            message = f"the operation names a field that the format at its position doesn't have; it has {list(names)}"
+            raise SchemaError(message, detail=excerpt(name, 200))
+    raise SchemaError("a field reference names no field", detail=excerpt(reference, 200))
 
 
 def _place(number: int, base: int) -> int:
@@ -107,4 +108,4 @@ def steps(path: str) -> list[int | str]:
                 case _:
                     found.append(token)
     except PathError as error:
-        raise SchemaError(f"the JSON path {path!r} can't be read: {error}") from error
+        raise SchemaError(f"a JSON path can't be read: {error}", detail=excerpt(path, 200)) from error

@@ -60,7 +60,7 @@ def update(
     """Return the tuple after an UPDATE.
 
     `base` is the request's INDEX_BASE. `names` and `types` are those of the format's fields; `types` may be shorter.
-    Raises SchemaError, whose message contains the operation, for operations that the server would have refused.
+    Raises SchemaError, whose detail contains the operation, for operations that the server would have refused.
     """
     return _result(tuple_, operations, base, names, types, version, upserts=False)
 
@@ -148,14 +148,16 @@ class _Explained:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         if error is None:
             return
-        what = f"{self._what} {_shown(self._data, self._span)}" if isinstance(error, _EXPLAINED) else ""
+        what = self._what
+        shown = _shown(self._data, self._span) if isinstance(error, _EXPLAINED) else ""
         match error:
             case SchemaError():
-                raise type(error)(f"{what} can't be carried out: {error.message}", error.hint) from error
+                explained = type(error)(f"{what} can't be carried out: {error.message}", error.hint, detail=error.detail)
+                raise explained.quoting(shown) from error
             case IndexError():
-                raise SchemaError(f"{what} can't be read: {error}") from error
+                raise SchemaError(f"{what} can't be read: {error}", detail=shown) from error
             case RecursionError():
-                raise SchemaError(f"{what} is nested too deeply to be processed") from error
+                raise SchemaError(f"{what} is nested too deeply to be processed", detail=shown) from error
 
 
 def _shown(data: bytes, span: tuple[int, int]) -> str:
@@ -239,7 +241,7 @@ def _named(name: bytes, names: Sequence[str]) -> int | None:
 def _int32(data: bytes, begin: int) -> int:
     number = layout.integer(data, begin)
     if not -(2**31) <= number < 2**31:
-        raise SchemaError(f"{number} is outside the 32-bit range that a server accepts here")
+        raise SchemaError("a number is outside the 32-bit range that a server accepts here", detail=str(number))
     return number
 
 

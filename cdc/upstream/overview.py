@@ -60,7 +60,7 @@ def overview(
             error = (failures or {}).get(index)
             if error is not None and error.remedy is Remedy.OPERATOR:
                 judged = Standing.REFUSED
-        explanation = str(error) if error is not None else None
+        explanation = error.public if error is not None else None
         if judged is not Standing.GOOD and error is None:
             explanation = explained(answer, judged, needed)
         upstream = Upstream(

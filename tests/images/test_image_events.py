@@ -409,7 +409,7 @@ def test_a_key_that_is_written_longer_than_need_be(written: bytes) -> None:
     changes.changes[2](*framed(b"\x82\x10" + wire.pack(512) + b"\x21" + wire.pack([5, "short"])))
     long = b"\x92" + written.replace(b"\x01", b"\x05") + wire.pack("long")
     with pytest.raises(
-        ImageError, match=f"space 'users' that already exists in another encoding: 05 exists, {long[1:-5].hex(' ')} arrived"
+        ImageError, match=f"space 'users' that already exists in another encoding.*: 05 exists, {long[1:-5].hex(' ')} arrived"
     ) as raised:
         changes.changes[2](*framed(b"\x82\x10" + wire.pack(512) + b"\x21" + long))
     assert "delete the row that is written in the longer form" in raised.value.hint

@@ -283,7 +283,7 @@ def test_rows_without_their_key(scene: Scene, images: str) -> None:
     scene.daemon.start()
     assert scene.daemon.wait_for_end() == 1
     said = scene.daemon.run.log_tail()
-    assert "a tuple of space 'odd' has no primary key: [-2, True]" in said
+    assert "a tuple of space 'odd' has no primary key; row" in said
     assert "on_error" in said
     assert "truncate the space" in said
     scene.daemon.settings["format"] = {"on_error": "dlq"}

@@ -20,7 +20,7 @@ from cdc.errors import ConfigurationError
 from cdc.ops.asking import Access, ask
 from cdc.ops.http import StatusServer
 from cdc.ops.page_files import page_files
-from cdc.ops.rights import Rights, Role, Visitor, digest
+from cdc.ops.rights import Rights, Role, TokenSource, Visitor, digest
 from cdc.ops.status import LIFELESS_SECONDS, State, Status
 from cdc.ops.view import View
 from cdc.positions.position import Position
@@ -89,6 +89,7 @@ NEEDED: list[tuple[str, str, Role]] = [
     ("GET", "/page/history", "view"),
     ("GET", "/page/stream", "view"),
     ("GET", "/page/topics", "rows"),
+    ("GET", "/page/detail", "rows"),
     ("GET", "/page/events?topic=shop.users", "rows"),
     ("POST", "/snapshot/stop", "operate"),
 ]
@@ -122,17 +123,29 @@ def test_what_needs_which_role(view: View, method: str, path: str, role: Role, v
 @pytest.mark.parametrize("path", ["/health", "/ready"])
 @pytest.mark.parametrize("state", ["connecting", "failed"])
 def test_errors_are_for_who_may_view(view: View, path: str, state: State) -> None:
-    """They name servers, and may quote a row that can't be read. The code is for anyone."""
-    view.status.state, view.status.error = state, "row 1:25 can't be read: 91 02"
+    """They name servers. The code is for anyone."""
+    view.status.state, view.status.error = state, "row 1:25 can't be read"
     server = StatusServer(("127.0.0.1", 0), view, rights=rights(view_needs_token=True))
     try:
         code, _, body = get(server, path)
         assert body.decode() == f"{state}\n"
         assert get(server, path, "another-token-than-this")[2] == body
         assert get(server, path, TOKENS["view"])[0] == code
-        assert b"91 02" in get(server, path, TOKENS["view"])[2]
+        assert b"1:25" in get(server, path, TOKENS["view"])[2]
     finally:
         server.close()
+
+
+def test_what_an_error_quotes_is_for_who_may_see_rows(server: StatusServer, view: View) -> None:
+    """Wherever errors are shown: who may only view gets the sentence."""
+    status = view.status
+    status.state, status.error, status.error_detail = "failed", "row 1:25 can't be read", "body 91 02"
+    for path in ("/health", "/ready", "/status", "/metrics", "/page/state", "/page/history"):
+        assert b"91 02" not in get(server, path, TOKENS["operate"])[2]
+    assert json.loads(get(server, "/page/state")[2])["troubles"][0]["has_detail"]
+    assert json.loads(get(server, "/page/detail", TOKENS["rows"])[2]) == {"error": status.error, "detail": "body 91 02"}
+    status.state, status.error = "streaming", None
+    assert json.loads(get(server, "/page/detail", TOKENS["rows"])[2]) == {"error": None, "detail": ""}, "it is over"
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
@@ -185,6 +198,22 @@ def test_a_stream(server: StatusServer, view: View) -> None:
             text += connection.recv(100_000)
         frames = [line.removeprefix(b"data: ") for line in text.split(b"\r\n\r\n", 1)[1].split(b"\n\n") if line.endswith(b"}")]
         assert json.loads(frames[0])["status"]["name"] == "shop"
+
+
+def test_a_stream_ends_when_its_token_is_revoked(view: View, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
+    file.write_text(f"ann view {TOKENS['view']}\n")
+    server = StatusServer(("127.0.0.1", 0), view, rights=Rights.of(TokenSource(tmp_path / "own", file=file)))
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            shown = f"Authorization: Bearer {TOKENS['view']}\r\n"
+            connection.sendall(f"GET /page/stream HTTP/1.1\r\nHost: localhost\r\n{shown}\r\n".encode())
+            assert connection.recv(1000)
+            file.write_text(f"ann view {TOKENS['view'][::-1]}\n")
+            while connection.recv(100_000):
+                pass
+    finally:
+        server.close()
 
 
 def test_too_many_streams(server: StatusServer) -> None:

@@ -34,16 +34,22 @@ def frames() -> Frames:
 
 
 @pytest.fixture
-def streams(frames: Frames) -> Iterator[Streams]:
-    found = Streams(frames, 0.01, limit=3)
+def revoked() -> set[str]:
+    """Authorization headers that permit nothing any more."""
+    return set()
+
+
+@pytest.fixture
+def streams(frames: Frames, revoked: set[str]) -> Iterator[Streams]:
+    found = Streams(frames, 0.01, lambda shown: shown not in revoked, limit=3)
     yield found
     found.close()
 
 
-def client(streams: Streams) -> socket.socket:
+def client(streams: Streams, authorization: str | None = None) -> socket.socket:
     theirs, ours = socket.socketpair()
     ours.settimeout(10)
-    assert streams.add(theirs)
+    assert streams.add(theirs, authorization)
     return ours
 
 
@@ -81,12 +87,24 @@ def test_a_client_that_does_not_read_is_dropped(streams: Streams, frames: Frames
         assert eager.recv(100)
 
 
+def test_a_stream_ends_with_the_right_to_see_it(streams: Streams, revoked: set[str]) -> None:
+    """And only that token's: also where a page without a token is served."""
+    with client(streams, "Bearer a") as first, client(streams, "Bearer b") as other, client(streams) as without:
+        assert first.recv(100)
+        revoked.add("Bearer a")
+        while first.recv(1000):
+            pass
+        assert len(streams) == 2
+        for reader in (other, without):
+            assert reader.recv(100)
+
+
 def test_a_limited_number(streams: Streams) -> None:
     with client(streams), client(streams), client(streams):
         assert not streams.has_room
         theirs, ours = socket.socketpair()
         with theirs, ours:
-            assert not streams.add(theirs)
+            assert not streams.add(theirs, None)
             assert theirs.getblocking(), "it was left as it was"
 
 
@@ -97,7 +115,7 @@ def test_a_fault_ends_one_frame_only(streams: Streams, frames: Frames) -> None:
 
 
 def test_the_end(frames: Frames) -> None:
-    streams = Streams(frames, 3600)
+    streams = Streams(frames, 3600, lambda _: True)
     reader = client(streams)
     streams.close()
     with reader:

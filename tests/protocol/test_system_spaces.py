@@ -18,5 +18,5 @@ def test_replica_set_in_schema_rows(name: str) -> None:
     assert replicaset_uuid_in({0x10: 513, 0x21: [name, str(REPLICASET)]}) is None
     assert replicaset_uuid_in({0x10: 272, 0x21: ["version", 2, 6, 0]}) is None
     assert replicaset_uuid_in({}) is None
-    with pytest.raises(SchemaError, match="as the replica set"):
+    with pytest.raises(SchemaError, match="isn't a UUID"):
         replicaset_uuid_in({0x10: 272, 0x21: [name, "x"]})

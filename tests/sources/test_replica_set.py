@@ -57,7 +57,7 @@ def test_a_server_that_does_not_know_yet_is_waited_for(monkeypatch: pytest.Monke
 def test_a_row_that_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
     master = Master("2.11")
     master.replace(SCHEMA, "cluster", "shop")
-    with pytest.raises(ProtocolError, match=r"127\.0\.0\.1:3301 has .*'shop'.* as its replica set"):
+    with pytest.raises(ProtocolError, match=r"127\.0\.0\.1:3301 names a replica set by something that isn't a UUID: .*'shop'"):
         replicaset_uuid(connected(monkeypatch, master))
 
 

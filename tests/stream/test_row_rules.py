@@ -365,7 +365,7 @@ def test_a_row_for_which_the_expression_fails(on_error: Any) -> None:
     target.master.update("users", [1], ["=", 3, None])
     target.replica.relay.relay()
     if on_error == "fail":
-        with pytest.raises(EncodingError, match="the expression fails for a row of space 'users': No matching overloads"):
+        with pytest.raises(EncodingError, match=r"the expression fails for a row of space 'users'.*No matching overloads"):
             target.replica.receive()
         return
     target.replica.receive()

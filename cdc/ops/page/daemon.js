@@ -6,6 +6,8 @@ import * as panels from "./panels.js";
 import * as plots from "./plots.js";
 
 let hasHistory = false;
+let maySeeRows = false;
+let quote = { of: "", text: "" };
 
 async function drawPlots(newest) {
   if (!hasHistory) {
@@ -17,7 +19,19 @@ async function drawPlots(newest) {
   }
 }
 
+async function learnQuote(frame) {
+  const found = maySeeRows ? frame.troubles.find((trouble) => trouble.has_detail) : undefined;
+  const of = found?.sentence ?? "";
+  if (of === quote.of) return;
+  quote = { of, text: "" };
+  if (of) quote.text = (await get("page/detail")).detail;
+}
+
 begin((frame) => {
-  panels.draw(frame);
+  panels.draw(frame, quote.text);
+  learnQuote(frame).catch(() => { quote = { of: "", text: "" }; });
   drawPlots(frame.newest).catch(() => { hasHistory = false; });
-}, events.draw, follow);
+}, (roles) => {
+  maySeeRows = roles.includes("rows");
+  return events.draw(roles);
+}, follow);

@@ -29,14 +29,19 @@ function drawWay(stations) {
   fill("way", ...children);
 }
 
-function drawTroubles(frame) {
+function quoted(quote) {
+  return quote ? element("pre", "", quote) : element("p", "quiet", "The log has the row; with the role rows it is shown here.");
+}
+
+function drawTroubles(frame, quote) {
   const cards = frame.troubles.map((trouble) => {
     const since = trouble.since ? `${NAMES[trouble.place]}, for ${duration(Math.max(0, frame.now - trouble.since))}` : NAMES[trouble.place];
     const head = `${since}${trouble.is_holding_up ? "" : "; rows go on"}`;
     // That a quorum is waited for is a state of the replica set, and no error.
     const isMinor = !trouble.is_holding_up || trouble.place === "quorum";
     return element("div", isMinor ? "trouble minor" : "trouble", element("p", "quiet", head),
-      element("p", "", element("b", "", trouble.sentence)), trouble.remedy ? element("p", "do", trouble.remedy) : null);
+      element("p", "", element("b", "", trouble.sentence)), trouble.remedy ? element("p", "do", trouble.remedy) : null,
+      trouble.has_detail ? quoted(quote) : null);
   });
   const calm = frame.status.state === "streaming" ? "Nothing is wrong: changes flow and become durable." : `Nothing is wrong. The daemon is: ${frame.status.state}.`;
   fill("troubles", ...(cards.length ? cards : [element("div", "fine works", calm)]));
@@ -161,8 +166,8 @@ function drawPast(frame) {
   fill("past", lines.length ? table(["From", "For", "What"], lines) : element("span", "quiet", "Nothing since this process began."));
 }
 
-/** Show one frame. */
-export function draw(frame) {
+/** Show one frame; `quote` is what the daemon's error quotes of rows, if this page may know it. */
+export function draw(frame, quote) {
   const { status } = frame;
   document.title = `${status.state === "streaming" ? "" : "! "}${status.name} · ${status.state}`;
   fill("name", status.name);
@@ -170,7 +175,7 @@ export function draw(frame) {
   document.getElementById("state").className = `badge ${modeOf(status.state)}`;
   fill("about", `up for ${duration(status.uptime_seconds)}`);
   drawWay(frame.way);
-  drawTroubles(frame);
+  drawTroubles(frame, quote);
   drawNumbers(frame);
   drawPositions(frame);
   drawMembers(frame);

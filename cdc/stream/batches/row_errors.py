@@ -1,4 +1,4 @@
-"""Errors about one row: the problem, the row's identity, and its bytes, so that the row can be examined and applied again.
+"""Errors about one row: the problem, the row's identity, and in the detail its bytes, to be examined and applied again.
 
 The operator decides what becomes of such a row: the daemon stops at it, or writes it to the dead-letter topic and goes on.
 """
@@ -30,22 +30,15 @@ SNAPSHOT = Transaction(0, 0, 0, 0.0, 0, [])
 def at_row(error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes | None, space: str = "") -> CdcError:
     """Return the same error with the row that it is about, the row's space if known, and its body as received.
 
-    `body` is None if it must not be shown. Then the error's message isn't shown either, if it may quote values.
+    `body` is None if it must not be shown. Then nothing else that the error quotes is shown.
     """
-    shown = f"body {body[:_SHOWN_BYTES].hex(' ')}" if body is not None else f"whose body {CONCEALED}"
-    row = f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}){space}, {shown}"
-    message = error.message if body is not None else _without_values(error)
-    return type(error)(f"{message}; {row}", error.hint)
+    row = f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}){space}"
+    found = type(error)(f"{error.message}; {row}", error.hint)
+    return found.quoting(_quoted(body)).quoting(error.detail if body is not None else "")
 
 
-def _without_values(error: CdcError) -> str:
-    """Return an error's message, or a general one if the message may quote values that the rules for columns conceal."""
-    if type(error) is SchemaError:
-        return "a row doesn't fit the form of its space, or its operations can't be read"
-    if isinstance(error, ImageError):
-        return "a row can't be applied to the row that is kept under its key"
-    # Encoders get the values as they are published, and other errors are about spaces.
-    return error.message
+def _quoted(body: bytes | None) -> str:
+    return f"body {body[:_SHOWN_BYTES].hex(' ')}" if body is not None else f"its body {CONCEALED}"
 
 
 def malformed(transaction: Transaction, kind: int, lsn: int, body: bytes | None) -> ProtocolError:
@@ -53,18 +46,18 @@ def malformed(transaction: Transaction, kind: int, lsn: int, body: bytes | None)
 
     `body` is None if it must not be shown.
     """
-    shown = f": {body[:_SHOWN_BYTES].hex(' ')}" if body is not None else f", which {CONCEALED}"
     if kind not in ROW_TYPES:
         # It may be a change, so skipping it could lose data. Only files have such rows here: a session looks at types first.
-        what = f"row {transaction.replica_id}:{lsn} is of type {kind}, which this version can't follow; its body{shown}"
-        return UnsupportedRowError(what, "A newer version of the daemon may know it.")
-    return ProtocolError(f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}) has a malformed body{shown}")
+        what = f"row {transaction.replica_id}:{lsn} is of type {kind}, which this version can't follow"
+        return UnsupportedRowError(what, "A newer version of the daemon may know it.", detail=_quoted(body))
+    what = f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}) has a malformed body"
+    return ProtocolError(what, detail=_quoted(body))
 
 
 def malformed_in_snapshot(frame: bytes | None) -> ProtocolError:
     """Return the error for a row of a snapshot that isn't an INSERT into a space; `frame` is None if it must not be shown."""
-    shown = f": {frame[:_SHOWN_BYTES].hex(' ')}" if frame is not None else f"; it {CONCEALED}"
-    return ProtocolError(f"a row of the snapshot can't be read{shown}")
+    quoted = frame[:_SHOWN_BYTES].hex(" ") if frame is not None else f"it {CONCEALED}"
+    return ProtocolError("a row of the snapshot can't be read", detail=quoted)
 
 
 def stored_body(space_id: int, tuple_: bytes) -> bytes:
@@ -79,7 +72,7 @@ def dead_letter(
 
     `body` is None if it must not be published: then the row has to be taken from the server's log.
     """
-    shown = str(error) if body is not None else str(CdcError(_without_values(error), error.hint))
+    shown = str(error) if body is not None else error.public
     identity = {"replica_id": transaction.replica_id, "lsn": lsn}
     letter = {
         **identity,

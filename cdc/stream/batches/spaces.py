@@ -236,7 +236,7 @@ class Spaces:
             self._images.spaces_without_images[form.name] = error.message
         except KeysChangedError as error:
             if self.conceals(form.space_id):
-                error.message = f"a row of space {form.name!r}, which {CONCEALED}, can't have the space's new primary key"
+                error.detail = f"the row {CONCEALED}"
             raise
 
     def publish_schema_changes(

@@ -113,7 +113,7 @@ class Backfill:
         except (RequestError, EncodingError, SchemaError) as error:
             # What ended the daemon would end it again at every start, as the request goes on then.
             self.failure = str(error)
-            return end(replace(position, seq=context.builder.seq), now_us, context, self.failure)
+            return end(replace(position, seq=context.builder.seq), now_us, context, error.public)
         return self._complete(position, now_us)
 
     def _begin(self, position: Position, request: Request, now_us: int) -> Position:
@@ -236,7 +236,7 @@ def new_filter(context: EventContext, form: SpaceForm, expression: str) -> IsWan
     try:
         found = RowFilter(expression, form, "the filter of a request")
     except ConfigurationError as error:
-        raise RequestError(error.message, error.hint) from error
+        raise RequestError(error.message, error.hint, detail=error.detail) from error
     plan = context.envelope.columns.plan(form)
     masked = [form.field_name(place) for place in sorted(found.places) if plan is not None and plan.treatment(place) is not None]
     if masked:
@@ -248,7 +248,8 @@ def new_filter(context: EventContext, form: SpaceForm, expression: str) -> IsWan
         try:
             return found(values)
         except EncodingError as error:
-            raise RequestError(error.message, "Change the filter so that it holds or doesn't hold for each row.") from error
+            hint = "Change the filter so that it holds or doesn't hold for each row."
+            raise RequestError(error.message, hint, detail=error.detail) from error
 
     return is_wanted
 

@@ -64,7 +64,7 @@ class RequestDesk:
             except RequestError as error:
                 outcome = Outcome("a signal was skipped", {"id": order.id, "reason": str(error)}, error)
                 if place is not None:
-                    self._context.notifier.order(order.id, "SKIPPED", now_us, reason=str(error))
+                    self._context.notifier.order(order.id, "SKIPPED", now_us, reason=error.public)
         if place is not None:
             position = replace(position, requests=replace(position.requests, signals=place))
         if position is not before:

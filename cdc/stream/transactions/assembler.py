@@ -159,7 +159,8 @@ def _ended(open_: _Open, frames: Frames, columns: _Columns, start: int, stop: in
     if columns.origins[stop] == open_.replica_id and next_tsn <= last_lsn:
         raise ProtocolError(
             f"transaction {open_.replica_id}:{open_.tsn}, of which row {last_lsn} had arrived, was interrupted by a row that is "
-            f"neither its own nor after it: {excerpt(header)}"
+            "neither its own nor after it",
+            detail=excerpt(header),
         )
     return _whole(open_, frames, columns, start, stop)
 
@@ -246,10 +247,10 @@ def _checked(header: Header) -> tuple[int, int, int, float]:
         wrong = "timestamp"
     else:
         return kind, origin, lsn, timestamp
-    raise ProtocolError(f"a row of the stream has a header without a valid {wrong}: {excerpt(header)}")
+    raise ProtocolError(f"a row of the stream has a header without a valid {wrong}", detail=excerpt(header))
 
 
 def _checked_int(value: Any, name: str, header: Header) -> int:
     if type(value) is not int or value < 0:
-        raise ProtocolError(f"a row of the stream has a header without a valid {name}: {excerpt(header)}")
+        raise ProtocolError(f"a row of the stream has a header without a valid {name}", detail=excerpt(header))
     return value

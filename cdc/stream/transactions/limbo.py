@@ -360,6 +360,6 @@ def _checked(kind: int, body: Body, transaction: Transaction) -> tuple[int, int]
     owner, lsn = body.get(Key.REPLICA_ID, 0), body.get(Key.LSN, 0)
     if type(owner) is not int or type(lsn) is not int or owner < 0 or lsn < 0:
         raise ProtocolError(
-            f"row {transaction.replica_id}:{transaction.lsn} ({TYPE_NAMES[kind]}) has a malformed body: {excerpt(body)}"
+            f"row {transaction.replica_id}:{transaction.lsn} ({TYPE_NAMES[kind]}) has a malformed body", detail=excerpt(body)
         )
     return owner, lsn - _LSN_SPAN if lsn >= _LSN_SPAN // 2 else lsn
