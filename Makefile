@@ -164,7 +164,7 @@ lock:
 	printf 'setuptools>=77\nsetuptools-rust>=1.10,<2\nwheel\n' | build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-index-annotation \
 	  --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade) \
-	  --extra filter --extra registry --extra spark --extra feeds --extra local --extra dev pyproject.toml - --output-file requirements.lock
+	  --extra filter --extra registry --extra spark --extra feeds --extra lineage --extra local --extra dev pyproject.toml - --output-file requirements.lock
 
 wheel: setup
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .

@@ -38,6 +38,7 @@ from spark_jobs.materialize.job import Materialize
 from spark_jobs.runner.checkpoint import check_owner, claim, has_begun_batch
 from spark_jobs.runner.dead_letters import DeadLetterTable
 from spark_jobs.runner.job import FailAtOnce, Job, Sink, Task, query_of_batch
+from spark_jobs.runner.lineage import Columns, Lineage, Place
 from spark_jobs.runner.options import add_kafka_options, add_spark_options, add_table_options, hide
 from spark_jobs.runner.output import prepare, tell
 from spark_jobs.runner.own_topics import OwnTopics
@@ -247,6 +248,9 @@ def _batches(session: SparkSession, job: Job, topics: Topics, options: argparse.
         if options.metrics_listen is not None:
             host, port = options.metrics_listen
             listeners.append(stack.enter_context(metrics(job.name, sink.dead_letters, host, port, sink.counts)))
+        if options.lineage:
+            named = Place(f"{topics.prefix}.{job.name}" if topics.prefix else job.name, topics.bootstrap_servers)
+            listeners.append(stack.enter_context(Lineage(named, lambda: _columns(session, sink, options))))
 
         def follow(trigger: Mapping[str, Any], *, is_one_batch: bool = False) -> bool:
             gate = Gate()
@@ -266,6 +270,19 @@ def _batches(session: SparkSession, job: Job, topics: Topics, options: argparse.
         # with availableNow Spark refuses, at every start, to repeat a batch begun before a topic was created that exists now.
         is_half_way = has_begun_batch(session, options.checkpoint)
         return (not is_half_way or follow(_ONCE, is_one_batch=True)) and follow(_trigger(options))
+
+
+def _columns(session: SparkSession, sink: Sink, options: argparse.Namespace) -> Mapping[str, Columns]:
+    """Return the columns of the tables that a sink has made, for the lineage; none of those that can't be read now."""
+    location: Location | None = getattr(options, "location", None)
+    found: dict[str, Columns] = {}
+    for place in sink.tables().values() if location is not None else ():
+        try:
+            fields = session.read.format(location.format.NAME).load(place).schema.fields if location is not None else []
+        except (PySparkException, Py4JError):
+            fields = []  # not made yet
+        found[place] = [(field.name, field.dataType.simpleString()) for field in fields]
+    return found or ({str(location): []} if location is not None else {})
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -335,6 +352,12 @@ def _add_query_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help="after a signal (SIGTERM, SIGINT), cancel the running batch if it takes longer than this; default: wait until it is"
         " done",
+    )
+    add(
+        "--lineage",
+        action="store_true",
+        help="tell a catalog of lineage of the run, by OpenLineage, whose own configuration (OPENLINEAGE_URL,"
+        " OPENLINEAGE_CONFIG) says where; needs the extra lineage",
     )
     add(
         "--metrics-listen",

@@ -48,8 +48,10 @@ def distributions(*folders: str) -> dict[str, set[str]]:
 
 
 def test_the_daemon_needs_no_more_than_its_dependencies() -> None:
-    """But for what its configuration asks for: an extra of that name."""
+    """But for what its configuration asks for: extras of these names."""
     found = distributions("cdc")
+    assert found.pop("openlineage-python") == {"cdc/ops/lineage.py", "cdc/ops/lineage_events.py"}
+    assert named(PROJECT["optional-dependencies"]["lineage"]) == {"openlineage-python"}
     assert found.pop("cel-expr-python") == {"cdc/events/row_filter.py"}
     assert named(PROJECT["optional-dependencies"]["filter"]) == {"cel-expr-python"}
     needed = named(PROJECT["dependencies"])
@@ -58,6 +60,6 @@ def test_the_daemon_needs_no_more_than_its_dependencies() -> None:
 
 
 def test_the_jobs_need_no_more_than_their_extras() -> None:
-    extras = set().union(*(named(PROJECT["optional-dependencies"][name]) for name in ("spark", "avro", "feeds")))
+    extras = set().union(*(named(PROJECT["optional-dependencies"][name]) for name in ("spark", "avro", "feeds", "lineage")))
     found = distributions("spark_jobs")
     assert {name: files for name, files in found.items() if name not in extras | named(PROJECT["dependencies"])} == {}

@@ -29,6 +29,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from cdc.config.columns import ColumnsSection
 from cdc.config.formats import FormatSection
 from cdc.config.http import HttpSection
+from cdc.config.lineage import LineageSection
 from cdc.config.mistakes import former_key_message, mistake_message, place_shown, unknown_variable_error, wrong_toml
 from cdc.config.routing import RoutingSection, TopicSection, TopicSettings
 from cdc.config.section import Pattern, Section
@@ -286,6 +287,7 @@ class Config(BaseSettings):
     format: FormatSection = FormatSection()
     http: HttpSection = HttpSection()
     tap: TapSection = TapSection()
+    lineage: LineageSection = LineageSection()
     log: LogSection = LogSection()
 
     @model_validator(mode="after")

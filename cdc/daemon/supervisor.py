@@ -33,6 +33,7 @@ from cdc.daemon.backoff import jittered
 from cdc.daemon.beginning import Beginning, Goal, Observations, RunContext
 from cdc.daemon.given_numbers import GivenNumbers
 from cdc.daemon.http_settings import setup_of
+from cdc.daemon.lineage_flows import of_configuration
 from cdc.daemon.listener import Listener
 from cdc.daemon.members import Members
 from cdc.daemon.row_path import new_row_work_lock, path_of, tune_garbage_collector
@@ -127,6 +128,7 @@ class Daemon:
         )
         self._view = View(self.status)
         self._stall_watch = StallWatch(self.status, self._view.look)
+        self._lineage = of_configuration(config, self.status, lambda: self._checkpoint)
         self._schema_ids = schema_ids.of_configuration(config.format)
         context = RunContext.of(config, self.status, self._is_stopping, self._schema_ids, self._view.tail)
         self._source = new_source(context, self._requests)
@@ -151,6 +153,8 @@ class Daemon:
                 self._open_store()
             self._source.start()
             self._stall_watch.start()
+            if self._lineage is not None:
+                self._lineage.start()
             while not self._is_stopping.is_set():
                 try:
                     if self._publisher is None:
@@ -193,6 +197,8 @@ class Daemon:
             if self._schema_ids is not None:
                 self._schema_ids.close()
             self._stall_watch.close()
+            if self._lineage is not None:
+                self._lineage.close(sys.exception())
             self._listener.close()
 
     def _show_error(self, error: CdcError) -> None:

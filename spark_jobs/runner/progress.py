@@ -30,6 +30,8 @@ class Batch:
     seq: int | None
     behind_seconds: float | None
     behind_records: int | None
+    topics: tuple[str, ...] = ()
+    """Topics that the stream reads, as far as they exist by this batch; none if it doesn't read Kafka."""
 
     def line(self, job: str) -> str:
         """Return the batch's line for the log."""
@@ -78,6 +80,7 @@ def batch_of(progress: str) -> Batch | None:
         seq=seen.get("seq"),
         behind_seconds=None if newest is None else max(0.0, ended - newest),
         behind_records=_distance(ends, latest) if latest else None,
+        topics=tuple(sorted({topic for topic, _ in ends})),
     )
 
 

@@ -96,7 +96,7 @@ class Checkpoint:
 
     def published_forms(self) -> list[SpaceForm]:
         """Return the forms, at the position, of the spaces that are published there."""
-        return published_forms(self.spaces.values())
+        return published_forms(list(self.spaces.values()))
 
 
 def position_record(name: str, position: Position, writer: Writer, now_ms: int) -> tuple[bytes, bytes]:

@@ -26,7 +26,15 @@ PROGRESS: dict[str, Any] = {
 def test_a_batch_is_told() -> None:
     batch = batch_of(json.dumps(PROGRESS))
     # 3,000 records were read by a sink that reads its batch three times.
-    assert batch == Batch(number=17, records=1010, seconds=2.0, seq=12345, behind_seconds=2.25, behind_records=105)
+    assert batch == Batch(
+        number=17,
+        records=1010,
+        seconds=2.0,
+        seq=12345,
+        behind_seconds=2.25,
+        behind_records=105,
+        topics=("shop.new", "shop.users"),
+    )
     assert batch.line("current") == (
         "current: batch=17 records=1010 seconds=2.0 records_per_second=505 seq=12345 behind_seconds=2.2 behind_records=105"
     )
@@ -35,7 +43,9 @@ def test_a_batch_is_told() -> None:
 def test_what_is_not_known_is_not_said() -> None:
     first = PROGRESS | {"sources": [{"startOffset": None, "endOffset": {"shop.users": {"0": 9}}}], "numInputRows": 27}
     batch = batch_of(json.dumps(first | {"observedMetrics": {"tarantool_cdc": {"seq": None, "newest": None}}}))
-    assert batch == Batch(number=17, records=9, seconds=2.0, seq=None, behind_seconds=None, behind_records=None)
+    assert batch == Batch(
+        number=17, records=9, seconds=2.0, seq=None, behind_seconds=None, behind_records=None, topics=("shop.users",)
+    )
     assert batch.line("x") == "x: batch=17 records=9 seconds=2.0 records_per_second=4"
 
 
