@@ -245,13 +245,16 @@ def main() -> None:
     """Fetch the sets that the arguments name, or all, and print their folders."""
     jar_sets = {jar_set.name: jar_set for jar_set in (KAFKA, SPARK, OPENSEARCH, SPYMEMCACHED, REGISTRY, DEBEZIUM)}
     parser = argparse.ArgumentParser(prog="python -m cdc.local.jars", description=main.__doc__)
+    parser.add_argument("--folder", action="store_true", help="print the folder alone, for use within another command")
     parser.add_argument("sets", nargs="*", metavar="SET", help=f"one of {', '.join(jar_sets)}")
-    names = parser.parse_args().sets or list(jar_sets)
+    options = parser.parse_args()
+    names = options.sets or list(jar_sets)
     if unknown := set(names) - jar_sets.keys():
         parser.error(f"there is no set {', '.join(sorted(unknown))}; there are {', '.join(jar_sets)}")
     try:
         for name in names:
-            print(f"{name}: {jar_folder(jar_sets[name])}")
+            folder = jar_folder(jar_sets[name])
+            print(folder if options.folder else f"{name}: {folder}")
     except LocalServerError as error:
         sys.exit(str(error))
 

@@ -22,7 +22,8 @@ from typing import Any, Final, NamedTuple
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from cdc.ops.bounded_server import BoundedServer, Certificate
-from cdc.ops.http import BODY_BYTES_MAX, KEY, PAGE, PageHandler
+from cdc.ops.http import KEY, PAGE, PageHandler
+from cdc.ops.http_orders import BodyError
 from cdc.ops.page_files import HEADERS
 from cdc.ops.request_queue import ANSWER_TIMEOUT_SECONDS
 from cdc.ops.rights import Rights
@@ -145,11 +146,11 @@ class FleetHandler(PageHandler):
             problem = "no daemon of that shard runs now" if view is not None else f"there is no shard {shard[:100]!r}"
             self.answer_json(503 if view is not None else 404, {"error": problem})
             return
-        length = self.headers.get("Content-Length", "0")
-        if not length.isdecimal() or int(length) > BODY_BYTES_MAX or "Transfer-Encoding" in self.headers:
-            self.answer_json(400, {"error": "the body must be as long as Content-Length says"})
+        try:
+            body = self.body()
+        except BodyError as error:
+            self.answer_json(400, {"error": str(error)})
             return
-        body = self.rfile.read(int(length))
         self.server.extend_deadline(self.connection, ANSWER_TIMEOUT_SECONDS)
         headers = {**self._token()}
         if method == "POST":

@@ -14,6 +14,7 @@ cdc.ops.rights says which of them needs a token: 401 without one, 403 if it lack
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Final
@@ -87,6 +88,19 @@ class PageHandler(BoundedHandler):
         """Tell what the request's token may do."""
         visitor = self.visitor()
         self.answer_json(200, {"name": visitor.name, "roles": sorted(visitor.roles), "is_known": visitor != NOBODY})
+
+    def body(self) -> bytes:
+        """Return the request's body. Raises BodyError if it is too long, or not as long as it should be.
+
+        No body is an order, too: to stop, for instance, everything. One that wasn't read mustn't be taken for none.
+        """
+        length = self.headers.get("Content-Length", "0")
+        if not (re.fullmatch(r"[0-9]{1,9}", length) and int(length) <= BODY_BYTES_MAX):
+            raise BodyError(f"the body may have {BODY_BYTES_MAX} bytes, and needs Content-Length")
+        body = self.rfile.read(int(length))
+        if len(body) < int(length) or "Transfer-Encoding" in self.headers:
+            raise BodyError("the body must be as long as Content-Length says, and without Transfer-Encoding")
+        return body
 
     def answer_json(self, code: int, value: Any) -> None:
         """Send a value as JSON."""
@@ -213,14 +227,7 @@ class StatusHandler(PageHandler):
     def _give_order(self) -> tuple[int, dict[str, Any]]:
         status = self.site.view.status
         try:
-            length = int(self.headers.get("Content-Length", 0))
-            if not 0 <= length <= BODY_BYTES_MAX:
-                raise BodyError(f"the body may have {BODY_BYTES_MAX} bytes")
-            body = self.rfile.read(length)
-            # No body is an order, too: to stop, for instance, everything. One that wasn't read mustn't be taken for none.
-            if len(body) < length or "Transfer-Encoding" in self.headers:
-                raise BodyError("the body must be as long as Content-Length says, and without Transfer-Encoding")
-            order = order_in(self.path, body)
+            order = order_in(self.path, self.body())
         except ValueError as error:
             return 400, {"error": str(error)}
         if status.requests is None or not status.requests.is_open:

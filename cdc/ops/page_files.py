@@ -1,5 +1,7 @@
 """The page's files, as they are on disk: HTML, CSS and JavaScript modules that a browser runs without any further step.
 
+`page.html` is the frame of all pages; `daemon.html` and `fleet.html` are what they show in it.
+
 The page asks no other host for anything, and the browser is told to refuse that (Content-Security-Policy). Nothing in these files
 is a secret, so anybody may load them; what they show has to be asked for with a token, where one is needed.
 """
@@ -17,6 +19,7 @@ HEADERS: Final = {
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
+_FRAME: Final = "page.html"
 _KINDS: Final = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -36,10 +39,15 @@ class PageFile(NamedTuple):
 @cache
 def page_files() -> dict[str, PageFile]:
     """Return all files by name."""
+    folder = files("cdc.ops").joinpath("page")
+    frame = folder.joinpath(_FRAME).read_bytes()
     found = {}
-    for file in files("cdc.ops").joinpath("page").iterdir():
-        kind = _KINDS.get("." + file.name.rpartition(".")[2])
-        if kind is not None:
+    for file in folder.iterdir():
+        name, _, ending = file.name.rpartition(".")
+        kind = _KINDS.get(f".{ending}")
+        if kind is not None and file.name != _FRAME:
             content = file.read_bytes()
+            if ending == "html":
+                content = frame.replace(b"<!-- name -->", name.encode()).replace(b"<!-- main -->\n", content)
             found[file.name] = PageFile(kind, content, f'"{hashlib.sha256(content).hexdigest()[:16]}"')
     return found

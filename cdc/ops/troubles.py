@@ -44,6 +44,16 @@ _REGISTRY_REMEDIES: Final = {
     "schema is registered, if all readers can take it.",
     "refused": "The message has the registry's own words.",
 }
+LAG_SECONDS: Final = 60.0
+"""Age of what is published above which a daemon is behind, though nothing stands still."""
+_SLOW_KAFKA_REMEDY: Final = (
+    "Compare its commit time with that of other days (the plots): the brokers' disks, the network, or replicas that are out of "
+    "sync may have slowed down. Raise kafka.commit_interval_ms for fewer, larger commits."
+)
+_SLOW_DAEMON_REMEDY: Final = (
+    "If the lag falls, wait. If it grows, look at the daemon's CPU time: at 100 % of a core, leave spaces out, take "
+    'state.images = "none" or the compiled row path (docs/operations.md, Which row path runs), or split the replica set.'
+)
 _BAD_STANDINGS: Final = {each.value for each in (Standing.UNREACHABLE, Standing.REFUSED, Standing.GAP, Standing.LOADING)}
 
 
@@ -81,6 +91,7 @@ def current(status: Status) -> list[Trouble]:
         # A member that is the reason for a wait has been named already.
         found += [] if upstream.address in told else _of_member(upstream)
     found += _of_buckets(status)
+    found += _of_lag(status) if not any(trouble.is_holding_up for trouble in found) else []
     signals = status.requests.signals.sentence if status.requests is not None else None
     if signals:
         found.append(Trouble("signals", "kafka", False, signals, "Rows go on; the daemon tries again every 5 s."))
@@ -130,6 +141,20 @@ def _of_buckets(status: Status) -> Iterator[Trouble]:
     sentence = buckets.sentence(time.time_ns() // 1000) if buckets is not None and buckets.is_overdue else None
     if buckets is not None and sentence is not None:
         yield Trouble("bucket", "source", buckets.is_full, sentence, _BUCKET_REMEDY)
+
+
+def _of_lag(status: Status) -> Iterator[Trouble]:
+    """Say that a daemon is behind though nothing stands still, and whether it or Kafka is slower than the rows were written."""
+    seconds = status.lag_seconds(time.time())
+    if status.state != "streaming" or seconds < LAG_SECONDS:
+        return
+    behind = f"what is published now was written {seconds:.0f} s ago, and the replica set has {status.lag_rows} rows more"
+    if not status.is_reading:
+        sentence = f"{behind}: Kafka takes messages more slowly than rows arrive, so the daemon reads only as fast as that"
+        yield Trouble("lag", "kafka", False, sentence, _SLOW_KAFKA_REMEDY)
+    else:
+        reason = "the Python row path runs, at several times the CPU time" if status.row_path == "python" else "it is catching up"
+        yield Trouble("lag", "daemon", False, f"{behind}: {reason}", _SLOW_DAEMON_REMEDY)
 
 
 def _of_member(upstream: Upstream) -> Iterator[Trouble]:

@@ -113,7 +113,9 @@ class Connection:
         except OSError as error:
             raise ConnectionLostError(f"the connection to {self.address} broke: {error}") from error
         if not data:
-            raise self.session.receive_end()
+            ended = self.session.receive_end()
+            ended.message = f"{self.address}: {ended.message}"
+            raise ended
         self._has_more = len(data) == RECEIVE_BYTES
         now = time.monotonic()
         if not self._is_busy and now - self._last_received < COALESCE_SECONDS:

@@ -65,6 +65,9 @@ def test_a_request_for_rows_names_spaces(body: Any) -> None:
     [
         ("Transfer-Encoding: chunked", b'14\r\n{"spaces": ["users"]}\r\n0\r\n\r\n'),
         ("Content-Length: 20", b""),
+        ("Content-Length: 00000000000000000000000000000000000000000000000001", b"x"),
+        ("Content-Length: -1", b""),
+        ("Content-Length: 1048577", b""),
     ],
 )
 def test_a_body_that_is_not_read_is_not_taken_for_none(header: str, body: bytes) -> None:

@@ -88,6 +88,23 @@ def test_the_master_is_away(status: Status) -> None:
     assert modes(status) == WELL | {"source": "stands", "daemon": "waits", "kafka": "idle"}
 
 
+def test_a_daemon_that_is_behind(status: Status) -> None:
+    """Though nothing stands still: for whom, and not beside what holds everything up."""
+    written_at = time.time() - 300
+    status.kafka.backlog.submitted(time.monotonic(), written_at)
+    status.row_path = "native"
+    found = only(status)
+    assert (found.place, found.is_holding_up) == ("daemon", False)
+    assert found.sentence.startswith("what is published now was written 300 s ago, and the replica set has 20 rows more")
+    assert "split the replica set" in found.remedy
+    status.row_path = "python"
+    assert "Python row path" in only(status).sentence
+    status.is_reading = False
+    assert (only(status).place, "commit time" in only(status).remedy) == ("kafka", True)
+    status.state = "snapshot"
+    assert current(status) == [], "its rows are as old as they are"
+
+
 def test_a_quorum_is_waited_for(status: Status) -> None:
     """At first that is nothing to speak of, and later still no error."""
     began = time.time_ns() // 1000 - 12_000_000

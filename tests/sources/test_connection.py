@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
+from uuid import uuid4
 
 import pytest
 
@@ -115,3 +116,12 @@ def test_what_helps_where_nothing_can_be_connected_to(monkeypatch: pytest.Monkey
         Connection("m1", 3301, cast(Session, Echo()))
     assert remedy in raised.value.hint
     assert ("source.uris" in raised.value.hint) is (number == errno.ECONNREFUSED)
+
+
+def test_an_end_says_whose_connection_it_was(line: Line) -> None:
+    line.connection.session = Session(uuid4())
+    line.server.shutdown(socket.SHUT_WR)
+    with pytest.raises(
+        ConnectionLostError, match=f"{line.connection.address}: the server closed the connection before its greeting"
+    ):
+        receive(line)
