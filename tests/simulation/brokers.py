@@ -18,6 +18,9 @@ from tests.simulation.scheduler import Process, Scheduler, Waiters
 
 MARKER: Final = "marker"
 NEW_SECONDS: Final = 0.03
+LEFT_OUT_MAX: Final = 3
+"""How many markers in a row may be left out in a partition: it has no leader then, and sooner or later a daemon that asks for the
+partition's end notices that, and counts its attempts from the beginning (see cdc.kafka.readability)."""
 NEW_REFUSAL: Final = 0.3
 """Share of the first batches that the leader of a new partition refuses, for so long (see cdc.kafka.first_writes)."""
 
@@ -43,6 +46,8 @@ class Partition:
     begin: int = 0
     """First offset that retention has left."""
     created_at: float = 0.0
+    left_out_count: int = 0
+    """Markers that were left out since the last one."""
 
     @property
     def end(self) -> int:
@@ -62,6 +67,7 @@ class Partition:
 
     def mark(self, producer: str, *, commit: bool) -> None:
         """Append the marker of a transaction."""
+        self.left_out_count = 0
         start = self.open_from.pop(producer, None)
         if start is not None:
             for entry in self.entries[start:]:
@@ -216,7 +222,9 @@ class Brokers:
             self.on_decide(name)
         places, known.partitions = known.partitions, []
         for topic, number in places:
-            if rng.random() < self.faults.hanging:
+            partition = self.topics[topic][number]
+            if rng.random() < self.faults.hanging and partition.left_out_count < LEFT_OUT_MAX:
+                partition.left_out_count += 1
                 self.scheduler.note(f"no marker in {topic}-{number}")
                 continue
             known.missing += 1

@@ -52,6 +52,7 @@ KINDS: Final = (
     "records expire",
     "second daemon",
     "take-over",
+    "take-over begins again",
     "network cut",
     "network slow",
     "member away",
@@ -134,6 +135,7 @@ class Strikes:
             "records expire": self._expire,
             "second daemon": lambda fault: self._second(fault, takes_over=False),
             "take-over": lambda fault: self._second(fault, takes_over=True),
+            "take-over begins again": self._take_over_twice,
             "network cut": self._cut,
             "network slow": self._slow,
             "member away": self._away,
@@ -270,6 +272,15 @@ class Strikes:
             second.is_over = True
 
         self._later(min(fault.seconds, 5.0), give_up)
+
+    def _take_over_twice(self, fault: Fault) -> None:
+        """The daemon that takes the name over ends soon, perhaps while it waits for the former one's end, and starts again."""
+        world, rng = self._world, self._world.scheduler.random
+        before = world.life
+        self._second(fault, takes_over=True)
+        taker, end = world.life, rng.choice([self._kill, self._stop])
+        if taker is not before:
+            self._later(rng.random() * 10, lambda: end(fault) if world.life is taker else None)
 
     # The network and the members.
 

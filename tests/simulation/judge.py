@@ -91,10 +91,11 @@ class Judge:
         """Whether a daemon without the former one's store may abort what that one committed, and nobody has read (see
         cdc.kafka.hanging)."""
 
-    def keep_no_images(self) -> None:
-        """The daemon keeps no rows, from the beginning on."""
-        self.has_images = False
-        self._contents, self.consumer = ImagelessContents(), PatchedRows()
+    def keep_images(self, *, has_images: bool) -> None:
+        """Whether the daemon keeps rows, from the beginning on."""
+        self.has_images = has_images
+        self._contents = Contents() if has_images else ImagelessContents()
+        self.consumer = Consumer() if has_images else PatchedRows()
 
     # The members' side.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -20,15 +20,18 @@ from cdc.kafka.first_writes import FirstWrites
 from cdc.kafka.publisher import Publisher
 from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.sender import Sender
+from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.schema.tracker import SchemaTracker
 from cdc.store.writer import StateWriter
 from cdc.stream.catch_up import CatchUp
+from cdc.stream.commits import checkpoint
 from cdc.stream.fragments import EventFragments
 from cdc.stream.ledger import Ledger
 from cdc.stream.snapshots import snapshot
 from cdc.stream.transactions import limbo
 from cdc.stream.transactions.transaction_buffer import TransactionQueue
+from tests.simulation.faults import Fault
 from tests.simulation.world import World, run_seed
 
 
@@ -42,6 +45,8 @@ class Slip:
     is_python: bool = False
     kinds: tuple[str, ...] = ()
     """Faults without which it has no effect: they are drawn more often."""
+    faults: tuple[Fault, ...] = ()
+    """Those that must follow each other closely, if the drawn ones seldom do."""
     is_exact: bool | None = None
     """Whether it concerns exactly_once delivery, or the other one, alone."""
     is_imageless: bool = False
@@ -227,10 +232,27 @@ def _unawaited_former() -> Any:
     return patch.object(admission.Former, "await_end", lambda *_: None)
 
 
+def _awaited_for_good() -> Any:
+    """A batch that was made, and not handed over as the connection broke meanwhile, is waited for."""
+    return patch.object(Ledger, "withdraw", lambda *_: None)
+
+
+def _unrecorded_wait() -> Any:
+    """A daemon that ended while it waited for the former one's end leaves no word of that."""
+    record = checkpoint.position_record
+
+    def slip(name: str, position: Position, writer: checkpoint.Writer, now_ms: int) -> tuple[bytes, bytes]:
+        return record(name, position, replace(writer, awaits_former=False), now_ms)
+
+    return patch.object(checkpoint, "position_record", slip)
+
+
 def _unswept_rows() -> Any:
     """A snapshot that is compared with nothing doesn't tell which rows are gone."""
     return patch.object(snapshot, "SpaceCount", lambda name, space_id, rows, _: SpaceCount(name, space_id, rows, 0))
 
+
+_SLOW_TAKE_OVER: Final = Fault(0.6, "messages slow", 20.0), Fault(0.8, "take-over", 1.0)
 
 SLIPS: Final = (
     Slip("an ACK too early", _early_ack, 5),
@@ -247,7 +269,9 @@ SLIPS: Final = (
     Slip("a standby that starts too soon", _hasty_standby, 60, kinds=("second daemon",)),
     Slip("rows that aren't swept", _unswept_rows, 60, kinds=("logs dropped",), is_exact=True, is_imageless=True),
     Slip("first messages that aren't alone", _crowded_first, 5),
-    Slip("a former daemon that isn't awaited", _unawaited_former, 20, kinds=("take-over", "messages slow"), is_exact=False),
+    Slip("a batch that nobody has", _awaited_for_good, 60, kinds=("network cut", "member away", "messages slow")),
+    Slip("a former daemon that isn't awaited", _unawaited_former, 20, is_exact=False, faults=_SLOW_TAKE_OVER),
+    Slip("a wait that isn't recorded", _unrecorded_wait, 20, is_exact=False, faults=(*_SLOW_TAKE_OVER, Fault(1.2, "kill", 0.1))),
 )
 
 
@@ -259,11 +283,12 @@ def seeds_until_found(slip: Slip) -> tuple[int, str] | None:
         if slip.is_exact is not None:
             world.deliver(is_exact=slip.is_exact)
         if slip.is_imageless:
-            world.keep_no_images()
+            world.keep_images("none")
 
     for seed in range(1, slip.seed_count + 1):
+        planned: dict[str, Any] = {"faults": list(slip.faults), "rounds": 60} if slip.faults else {}
         with slip.put_in():
-            result = run_seed(seed, change, weights=dict.fromkeys(slip.kinds, 20.0))
+            result = run_seed(seed, change, weights=dict.fromkeys(slip.kinds, 20.0), **planned)
         if result.failure is not None:
             return seed, str(result.failure)
     return None

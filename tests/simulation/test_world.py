@@ -80,3 +80,10 @@ def test_a_take_over_without_transactions_awaits_the_end_of_the_former_daemon() 
     assert result.failure is None, "\n".join([*result.trace, str(result.failure)])
     lines = "\n".join(result.trace)
     assert lines.index("waiting until the daemon that had") < lines.index("ends: ") < lines.rindex("chosen name=shop")
+
+
+def test_a_take_over_that_begins_again_awaits_it_too() -> None:
+    faults = [Fault(0.6, "messages slow", 20.0), Fault(0.8, "take-over", 1.0), Fault(1.2, "kill", 0.1)]
+    result = run_seed(7, lambda world: world.deliver(is_exact=False), faults=faults, rounds=60)
+    assert result.failure is None, "\n".join([*result.trace, str(result.failure)])
+    assert result.life_count == 3

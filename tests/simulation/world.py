@@ -129,6 +129,7 @@ class World:
             },
             "kafka": {
                 "commit_pause_ms": plan.choice([0, 30]),
+                "queue_bytes_max": plan.choice([1024, 32 << 20]),
                 "transaction_topic": "all" if has_records else "none",
                 "signal_topic": obeys_signals,
                 "notification_topic": obeys_signals,
@@ -137,8 +138,7 @@ class World:
         }
         self.deliver(is_exact=is_exact)
         if is_exact and plan.random() < 0.25:
-            # Without transactions, patches that come again with other numbers can't be told from new ones.
-            self.keep_no_images()
+            self.keep_images("none")
         self.brokers.queue_count_max = plan.choice([20, 100_000])
         self._state_count = 1
         # The newest process, and what it shows.
@@ -152,13 +152,16 @@ class World:
 
     def deliver(self, *, is_exact: bool) -> None:
         """Set the way of delivery."""
+        if not is_exact:
+            # Patches that come again with other numbers can't be told from new ones.
+            self.keep_images("full")
         self.judge.is_exact = is_exact
         self.settings["kafka"]["delivery"] = "exactly_once" if is_exact else "at_least_once"
 
-    def keep_no_images(self) -> None:
-        """Have the daemon keep no rows."""
-        self.settings["state"]["images"] = "none"
-        self.judge.keep_no_images()
+    def keep_images(self, images: str) -> None:
+        """Set state.images."""
+        self.settings["state"]["images"] = images
+        self.judge.keep_images(has_images=images == "full")
 
     def _add_replicas(self, plan: random.Random) -> None:
         """Some seeds have members that lag behind the one that writes."""
