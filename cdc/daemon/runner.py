@@ -256,7 +256,8 @@ class PipelineRunner:
             self._observations.numbers.reserve(self.pipeline.seq)
         if self._writer is not None:
             self._writer.submit(batch)
-        for sentence, about in schema_reports(batch, self._checkpoint.spaces):
+        images = self.pipeline.images
+        for sentence, about in schema_reports(batch, self._checkpoint.spaces, has_images=images is not None):
             self._log.info(sentence, **about)
         for space_id, space in batch.stored.items():
             if space is None:
@@ -267,7 +268,6 @@ class PipelineRunner:
             self._tail.note(batch)
         self._publisher.submit(batch)
         self._is_inside = not batch.is_boundary
-        images = self.pipeline.images
         if images is not None and len(images.spaces_without_images) > self._imageless_count:
             self._imageless_count = len(images.spaces_without_images)
             self._log.warning("events of these spaces are published without images", reasons=dict(images.spaces_without_images))

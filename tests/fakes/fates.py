@@ -85,6 +85,8 @@ class Contents:
 
     def __init__(self) -> None:
         self.rows: dict[int, dict[bytes, Row]] = {}
+        # Which fields the primary key of each space has.
+        self._places: dict[int, list[int]] = {}
 
     def events(self, published: Iterable[Written]) -> dict[int, list[Expected]]:
         """Take transactions; returns their events by origin, in order."""
@@ -99,6 +101,9 @@ class Contents:
             return []
         if space_id == INDEX and row.kind == Type.INSERT and row.body[Key.TUPLE][1] == 0:
             self.rows[row.body[Key.TUPLE][0]] = {}
+            self._places[row.body[Key.TUPLE][0]] = [field for field, _ in row.body[Key.TUPLE][5]]
+        elif space_id == INDEX and row.kind == Type.UPDATE and row.body[Key.KEY][1] == 0:
+            return self._altered(row)
         elif space_id == INDEX and row.kind == Type.DELETE and row.body[Key.KEY][1] == 0:
             del self.rows[row.body[Key.KEY][0]]
             return [Expected(row.lsn, row.body[Key.KEY][0], "t", None)]
@@ -107,17 +112,25 @@ class Contents:
             return [Expected(row.lsn, row.body[Key.TUPLE][0], "t", None)]
         if space_id not in self.rows:
             return []
-        key, after = self._changed(self.rows[space_id], row.kind, row.body)
+        key, after = self._changed(self.rows[space_id], row.kind, row.body, self._places[space_id])
         before = self.rows[space_id].pop(key, None)
         if after is not None:
             self.rows[space_id][key] = after
             return [Expected(row.lsn, space_id, "c" if before is None else "u", after)]
         return [] if before is None else [Expected(row.lsn, space_id, "d", None)]
 
+    def _altered(self, row: LogRow) -> list[Expected]:
+        """Another primary key: consumers drop all rows, if there are any, and get them again under it."""
+        space_id, ((_, _, parts),) = row.body[Key.KEY][0], row.body[Key.TUPLE]
+        places = self._places[space_id] = [field for field, _ in parts]
+        rows = list(self.rows[space_id].values())
+        self.rows[space_id] = {wire.pack([one[place] for place in places]): one for one in rows}
+        return [Expected(row.lsn, space_id, "t", None)] if rows else []
+
     @staticmethod
-    def _changed(rows: dict[bytes, Row], kind: int, body: dict[int, Any]) -> tuple[bytes, Row | None]:
+    def _changed(rows: dict[bytes, Row], kind: int, body: dict[int, Any], places: list[int]) -> tuple[bytes, Row | None]:
         """A row's key, and what it leaves there."""
-        key = wire.pack(body.get(Key.KEY) or body[Key.TUPLE][:1])
+        key = wire.pack(body.get(Key.KEY) or [body[Key.TUPLE][place] for place in places])
         match kind:
             case Type.INSERT | Type.REPLACE:
                 return key, body[Key.TUPLE]

@@ -34,6 +34,8 @@ class LimboWorkload:
         """`has_unseen_ends`: some transactions end by a row that isn't relayed, as before 2.8.4."""
         self._has_little_ddl = has_little_ddl
         self._has_unseen_ends = has_unseen_ends
+        self.alters_keys = False
+        """Whether some spaces get another primary key, over the fields n and id, and later their first one again."""
         self._master = master
         self._rng = rng
         self._origins = list(range(1, origin_count + 1))
@@ -108,6 +110,9 @@ class LimboWorkload:
         if not spaces:
             return
         space = self._defined if self._defined in spaces and rng.random() < 0.4 else rng.choice(spaces)
+        if len(master.key_places(space)) > 1:
+            self._change_altered(space)
+            return
         first = master.origin * 100 if space == SHARED else 0
         keys = list(range(first, first + _KEYS))
         present = {row[0] for row in master.contents(space)}
@@ -126,6 +131,29 @@ class LimboWorkload:
             case _:
                 master.replace(space, key, *self._rest())
 
+    def _change_altered(self, space: int) -> None:
+        """Of a space whose key is (n, id): an id may be there several times."""
+        rng, master = self._rng, self._master
+        rows, fresh = master.contents(space), [rng.randrange(_KEYS), *self._rest()]
+        row = rng.choice(rows) if rows and rng.random() < 0.8 else fresh
+        operation = ["=", 2, rng.choice(["x", "y", "ключ"])]
+        match rng.choice(["replace", "update", "upsert", "delete"]):
+            case "update" if row is not fresh:
+                master.update(space, [row[2], row[0]], operation)
+            case "upsert":
+                master.upsert(space, row[:3], operation)
+            case "delete":
+                master.delete(space, row[2], row[0])
+            case _:
+                master.replace(space, *fresh)
+
+    def _alter_key(self, space: int) -> None:
+        ids = [row[0] for row in self._master.contents(space)]
+        if len(self._master.key_places(space)) == 1:
+            self._master.alter_key(space, [(2, "unsigned"), (0, "unsigned")])
+        elif len(set(ids)) == len(ids):
+            self._master.alter_key(space, [(0, "unsigned")])
+
     def _rest(self) -> list[Any]:
         # Long ones fill the memory that a transaction may take.
         return [self._rng.choice(["a", "b", "long " * 40]), self._rng.randint(0, 99)]
@@ -142,7 +170,10 @@ class LimboWorkload:
         space = rng.choice(own) if own else 0
         # Inside of a transaction a space that was written to keeps the kind that it had then.
         is_alone = master._open is None
-        match rng.choice(["create", "truncate", "drop", "format", "rename", "alter", "alter", "index", "sequence"]):
+        kinds = ["create", "truncate", "drop", "format", "rename", "alter", "alter", "index", "sequence"]
+        match rng.choice([*kinds, "alter key"] if self.alters_keys else kinds):
+            case "alter key" if space and is_alone:
+                self._alter_key(space)
             case "truncate" if space:
                 master.truncate(space)
             case "drop" if len(own) > 1 and is_alone:

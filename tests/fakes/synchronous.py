@@ -15,6 +15,7 @@ writer knows of it, whatever the flags on the rows say.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -156,6 +157,15 @@ class SynchronousMaster(Master):
         super()._write(kind, body)
         if is_alone:
             self.commit()
+
+    def alter_key(self, space: int | str, parts: Sequence[Any]) -> None:
+        """Another primary key over the same rows."""
+        super().alter_key(space, parts)
+        self._rest()
+
+    def key_places(self, space: int) -> list[int]:
+        """Which fields its primary key has."""
+        return self._places(space)
 
     def drop_index(self, space: int | str, index_id: int) -> None:
         """With the primary one the rows go too."""

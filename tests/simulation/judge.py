@@ -242,6 +242,8 @@ class Judge:
                 self._compare(sent)
             return
         if sent.op == "t":
+            for one in [one for one in self._rows_of if one[1] == source["space_id"]]:
+                del self._rows_of[one]  # under another primary key a space begins again
             assert self._seqs.setdefault(seq, (topic, "t")) == (topic, "t"), f"seq {seq} is given twice"
             if number:
                 self._waiting.pop()

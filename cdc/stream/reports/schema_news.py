@@ -36,9 +36,10 @@ BARE: Final = (
     "a space without images has another primary key: later events use it, but no event tells consumers that the rows under "
     "the former keys are gone"
 )
+REKEYED_EMPTY: Final = "a space that has no rows has another primary key"
 
 
-def schema_reports(batch: Batch, known: Mapping[int, StoredSpace]) -> Iterator[Report]:
+def schema_reports(batch: Batch, known: Mapping[int, StoredSpace], *, has_images: bool) -> Iterator[Report]:
     """Yield the reports about published spaces. `known` are the spaces before the batch."""
     snapshot = batch.position.snapshot
     # Ends of the names of topics whose rows are published again.
@@ -46,7 +47,7 @@ def schema_reports(batch: Batch, known: Mapping[int, StoredSpace]) -> Iterator[R
     if batch.stored and (snapshot is None or snapshot.is_complete):
         rekeyed = {each.space_id for each in batch.position.rekeyed}
         for space_id, space in batch.stored.items():
-            found = _of_space(known.get(space_id), space, is_published_again=space_id in rekeyed)
+            found = _of_space(known.get(space_id), space, is_published_again=space_id in rekeyed, has_images=has_images)
             if found is not None:
                 yield found
                 if found[0] in (REKEYED, OTHER_COLUMNS, OTHER_ROUTING):
@@ -57,7 +58,9 @@ def schema_reports(batch: Batch, known: Mapping[int, StoredSpace]) -> Iterator[R
                 yield EMPTIED if snapshot is None or snapshot.is_complete else PUBLISHED_AGAIN, {"topic": message.topic}
 
 
-def _of_space(before: StoredSpace | None, now: StoredSpace | None, *, is_published_again: bool) -> Report | None:
+def _of_space(
+    before: StoredSpace | None, now: StoredSpace | None, *, is_published_again: bool, has_images: bool
+) -> Report | None:
     former_version = before.schema_version if before is not None else 0
     if now is None or not now.schema_version:
         if before is None or not former_version:
@@ -76,7 +79,7 @@ def _of_space(before: StoredSpace | None, now: StoredSpace | None, *, is_publish
             return "a space has another form", about
         return (OTHER_COLUMNS if before.routing == now.routing else OTHER_ROUTING), about
     about |= {"former_key": ", ".join(name for name, _ in former_key), "key": ", ".join(name for name, _ in key)}
-    return REKEYED if is_published_again else BARE, about
+    return (REKEYED if is_published_again else REKEYED_EMPTY if has_images else BARE), about
 
 
 def _key(space: StoredSpace) -> tuple[tuple[str, KeyPart], ...]:

@@ -9,7 +9,7 @@ from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batches.batch import Batch, Broadcast
-from cdc.stream.reports.schema_news import BARE, OTHER_ROUTING, REKEYED, schema_reports
+from cdc.stream.reports.schema_news import BARE, OTHER_ROUTING, REKEYED, REKEYED_EMPTY, schema_reports
 from tests.fakes import wire
 from tests.fakes.master import Master
 from tests.fakes.pipelines import NOW_US, frames_of, pipeline
@@ -22,8 +22,9 @@ GONE, EMPTY = "a space is gone, or not published any more", "all rows of a space
 class Reader:
     """Takes what the replica of a shop hands over, as the daemon does."""
 
-    def __init__(self, shop: Shop) -> None:
+    def __init__(self, shop: Shop, *, has_images: bool = False) -> None:
         self.shop = shop
+        self.has_images = has_images
         self.known: dict[int, StoredSpace] = dict(shop.replica.topics.checkpoint().spaces)
 
     def read(self) -> list[tuple[str, dict[str, Any]]]:
@@ -35,7 +36,7 @@ class Reader:
         return found
 
     def _take(self, batch: Batch) -> list[tuple[str, dict[str, Any]]]:
-        found = list(schema_reports(batch, self.known))
+        found = list(schema_reports(batch, self.known, has_images=self.has_images))
         for space_id, space in batch.stored.items():
             if space is None:
                 self.known.pop(space_id, None)
@@ -68,13 +69,17 @@ def test_one_line_for_each_change_of_the_schema() -> None:
 def test_another_primary_key_alarms_nobody() -> None:
     """All rows go and come again, by themselves."""
     shop = Shop(images=True)
-    reader = Reader(shop)
+    reader = Reader(shop, has_images=True)
     shop.master.alter_key("users", [[0, "unsigned"], [1, "string"]])
     sentence, about = REKEYED, {"space": "users", "space_id": 512, "schema_version": 2}
     assert reader.read() == [(sentence, about | {"former_key": "id", "key": "id, name"})]
     shop.master.format("users", [{"name": "number", "type": "unsigned"}, *USERS[1:]])
     assert reader.read() == [(sentence, about | {"schema_version": 3, "former_key": "id, name", "key": "number, name"})]
     assert sentence.endswith("no action is needed")
+    shop.master.truncate("users")
+    reader.read()
+    shop.master.alter_key("users", [[0, "unsigned"]])
+    assert [sentence for sentence, _ in reader.read()] == [REKEYED_EMPTY]
 
 
 def test_other_rules_for_topics_alarm_nobody() -> None:
@@ -105,7 +110,7 @@ def test_a_snapshot_is_no_news() -> None:
     rows = b"".join(wire.frame({0: 2}, body) for body in [*master.snapshot(), {0x10: 512, 0x21: [1]}])
     batches = [*target.feed_snapshot(frames_of(rows), NOW_US), *target.end_snapshot(NOW_US)]
     assert any(batch.stored for batch in batches), "it tells of every space"
-    assert [line for batch in batches for line in schema_reports(batch, {})] == []
+    assert [line for batch in batches for line in schema_reports(batch, {}, has_images=False)] == []
 
 
 def test_a_truncation_of_a_snapshot_is_no_alarm() -> None:
@@ -114,7 +119,7 @@ def test_a_truncation_of_a_snapshot_is_no_alarm() -> None:
     def said(snapshot: SnapshotState | None) -> list[str]:
         position = Position(VClock({1: 5}), 5, snapshot=snapshot)
         batch = Batch([Broadcast("shop.users", b"t")], 1, 1, 0, position, True, {}, [], 0.0, has_broadcast=True)
-        return [sentence for sentence, _ in schema_reports(batch, {})]
+        return [sentence for sentence, _ in schema_reports(batch, {}, has_images=False)]
 
     assert said(SnapshotState(1, is_complete=True)) == [EMPTY]
     (anew,) = said(SnapshotState(1, is_complete=False))
