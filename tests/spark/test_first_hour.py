@@ -17,7 +17,7 @@ from cdc.local.jars import SPARK, jar_folder
 from cdc.local.spark import spark_environment
 from spark_jobs.tables.folders import catalog_name
 from tests.spark import duck
-from tests.spark.messages import put, schema, update
+from tests.spark.messages import put, schema
 from tests.spark.test_live import Daemon
 
 pytestmark = [pytest.mark.spark, pytest.mark.live, pytest.mark.soak, pytest.mark.timeout(1800)]
@@ -33,7 +33,7 @@ def test_the_first_hour_with_a_catalog(spark: SparkSession, kafka: KafkaServer, 
     daemon = Daemon(kafka.bootstrap_servers)
     daemon.create_topics("schema", "snapshot", "accounts")
     rows = [put("c", {"id": number, "balance": number * 10}, number, **ACCOUNTS) for number in range(1, 11)]
-    change = update(1, [{"op": "+", "field": "balance", "value": 5}], 11, **ACCOUNTS)
+    change = put("u", {"id": 1, "balance": 15}, 11, **ACCOUNTS)  # with its row, as `history` needs it
     daemon.send(schema(0, columns=(("id", "unsigned"), ("balance", "integer")), **ACCOUNTS), *rows, change)
     (tmp_path / "jars").symlink_to(jar_folder(SPARK))
 
