@@ -1,22 +1,21 @@
 """Maven's downloads for the local servers: jars, and the distributions of OpenSearch and of a registry of schemas.
 
-`python -m cdc.local.jars [SET…]` fetches all of it. Each set has one folder, `<cache>/jars/<name>-<hash of the set's POM>`, where
-the cache is `$TARANTOOL_CDC_CACHE` or `~/.cache/tarantool-cdc`. A changed set gets a new folder.
+`python -m cdc.local.jars [SET…]` fetches all of it. Each set has one folder, `<cache>/jars/<name>-<hash of the set's POM>`
+(cache.py). A changed set gets a new folder.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
+from cdc.local.cache import cached_folder
 from cdc.local.errors import LocalServerError
 
 _PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
@@ -131,6 +130,9 @@ REST_CATALOG = JarSet(
 )
 """Iceberg's own REST catalog for tests. Fetched by the first test that needs it."""
 
+ICEBERG_S3 = JarSet("iceberg-s3", (f"org.apache.iceberg:iceberg-aws-bundle:{_ICEBERG_VERSION}",), transitive=False)
+"""Iceberg's own access to S3. Fetched by the first test that needs it."""
+
 REGISTRY = JarSet("registry", (), transitive=False, archive="io.apicurio:apicurio-registry-app:2.6.13.Final:tar.gz:all")
 """A registry of schemas. Versions 3 require Java 21."""
 
@@ -161,18 +163,7 @@ def jar_folder(jar_set: JarSet) -> Path:
     Processes that call this at the same time wait for the one that fetches. Raises `LocalServerError` if Maven isn't
     installed or fails.
     """
-    cache = Path(os.environ.get("TARANTOOL_CDC_CACHE") or Path.home() / ".cache" / "tarantool-cdc") / "jars"
-    folder = cache / f"{jar_set.name}-{hashlib.sha256(jar_set.pom.encode()).hexdigest()[:12]}"
-    if folder.is_dir():
-        return folder
-    cache.mkdir(parents=True, exist_ok=True)
-    with (cache / f"{jar_set.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.is_dir():
-            # Renamed when it is complete: a folder of this name never lacks a jar.
-            with tempfile.TemporaryDirectory(dir=cache, prefix=f".{jar_set.name}-") as scratch:
-                _fetch(jar_set, Path(scratch)).rename(folder)
-    return folder
+    return cached_folder("jars", jar_set.name, jar_set.pom, partial(_fetch, jar_set))
 
 
 def class_path(jar_set: JarSet) -> str:

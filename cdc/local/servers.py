@@ -27,6 +27,7 @@ from cdc.local.opensearch import OpenSearch
 from cdc.local.options import TarantoolOptions
 from cdc.local.registry import Registry
 from cdc.local.rest_catalog import RestCatalog
+from cdc.local.s3 import S3
 from cdc.local.tarantool import Tarantool
 
 KIND_VARIABLE = "TARANTOOL_CDC_SERVERS"
@@ -121,6 +122,13 @@ class LocalServers:
     def start_registry(self, name: str = "registry", *, keeps_data: bool = False) -> Registry:
         """Return a running registry of schemas, always as a process. Raises `LocalServerError` if it doesn't start."""
         server = Registry(self.directory / name, keeps_data=keeps_data, name=name)
+        self._started.callback(server.close)
+        server.start()
+        return server
+
+    def start_s3(self, name: str = "s3") -> S3:
+        """Return a running server of the S3 protocol, always as a process. Raises `LocalServerError` if it doesn't start."""
+        server = S3(self.directory / name, name)
         self._started.callback(server.close)
         server.start()
         return server

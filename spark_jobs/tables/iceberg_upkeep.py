@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, Final
 
+from py4j.java_gateway import is_instance_of
 from pyspark.sql import SparkSession
 
 from spark_jobs.errors import JobError
@@ -21,6 +22,9 @@ from spark_jobs.tables.places import Table, has_file
 _KEPT: Final = "history.expire.max-snapshot-age-ms"
 _FIVE_DAYS_MS: Final = 5 * 24 * 3600 * 1000
 _HOUR_MS: Final = 3600 * 1000
+_OF_HADOOP: Final = "org.apache.iceberg.hadoop.HadoopFileIO"
+_LISTS: Final = "org.apache.iceberg.io.SupportsPrefixOperations"
+"""Class of an access to files, and the interface of those that can list what is under a prefix."""
 _MANIFESTS_MAX: Final = 100
 """Number of manifests from which they are rewritten, too."""
 
@@ -77,9 +81,17 @@ def clean(session: SparkSession, table: Table, hours: float, *, is_dry: bool) ->
     _actions(session).expireSnapshots(found).expireOlderThan(before_ms).retainLast(1).execute()
     for folder in ("data", "metadata"):
         place = f"{found.location()}/{folder}"
-        if has_file(session, place):
-            _actions(session).deleteOrphanFiles(found).location(place).olderThan(before_ms).execute()
+        if not (lists_itself := _lists_itself(session, found)) and not has_file(session, place):
+            continue
+        search = _actions(session).deleteOrphanFiles(found).location(place).olderThan(before_ms)
+        search.usePrefixListing(lists_itself).execute()
     return f"expired snapshots and removed files older than {hours:g} hours"
+
+
+def _lists_itself(session: SparkSession, found: Any) -> bool:
+    """Return whether Iceberg's own access to an object store lists the table's files: Hadoop may not know their scheme (s3)."""
+    files = found.io()
+    return files.getClass().getName() != _OF_HADOOP and bool(is_instance_of(session.sparkContext._gateway, files, _LISTS))
 
 
 def _actions(session: SparkSession) -> Any:
