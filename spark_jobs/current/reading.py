@@ -7,6 +7,7 @@ from typing import Literal
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.lake.lake import Lake
+from spark_jobs.tables.places import check_java_side
 
 AsOf = int | Literal["watermark"] | None
 
@@ -18,6 +19,7 @@ def read_current(session: SparkSession, path: str, as_of: AsOf = None) -> DataFr
     a watermark as `as_of`, return the rows as they were after the source transaction that ends at this seq; all spaces read with
     the same watermark show the same moment. `as_of="watermark"` stands for the newest published watermark.
     """
+    check_java_side(session, "read_current", f"{path}_fresh" if "/" not in path else "<table>_fresh")
     lake, space = Lake.of_table(session, path)
     up_to = lake.watermark() if as_of == "watermark" else as_of
     return lake.space_rows(space, up_to).rows()
@@ -28,4 +30,5 @@ def watermark(session: SparkSession, path: str, prefix: str | None = None) -> in
 
     `path` may be a schema of a catalog; `prefix` is needed if the schema has the tables of several daemons.
     """
+    check_java_side(session, "watermark")
     return Lake.at(session, path, prefix).watermark()

@@ -28,7 +28,7 @@ from spark_jobs.tables.format import NameTakenError, TableFormat, TableState
 from spark_jobs.tables.formats import format_of
 from spark_jobs.tables.found import TEMPLATE, location
 from spark_jobs.tables.location import Location
-from spark_jobs.tables.places import Table, names_in_catalog
+from spark_jobs.tables.places import Table, check_java_side, names_in_catalog
 
 VERSIONS: Final = "_versions"
 _FORM: Final = "tarantool_cdc.form"
@@ -68,6 +68,7 @@ class History:
 
         `prefix` is needed if the schema has histories of several daemons. Raises JobError if it has none.
         """
+        check_java_side(session, "History")
         self._session = session
         self._location = _location(session, place, prefix) if isinstance(place, str) else place
         self.format: TableFormat = self._location.format

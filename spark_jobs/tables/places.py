@@ -68,6 +68,16 @@ def table_at(session: SparkSession, text: str) -> Table:
     return qualified(session, text) if parts is None else CatalogTable(parts)
 
 
+def check_java_side(session: object, function: str, view: str = "<table>_fresh") -> None:
+    """Raise JobError if a session is one of Spark Connect, which has no Java side for a function that reads tables."""
+    if not isinstance(session, SparkSession):
+        raise JobError(
+            f"{function} can't read tables through Spark Connect: only the driver's Java side knows up to which seq a version of"
+            f" a table is merged. Read the view {view}, which the job `current` keeps with --catalog, or start a session with a"
+            " driver of its own."
+        )
+
+
 def names_in_catalog(session: SparkSession, text: str) -> tuple[str, ...] | None:
     """Return the parts of a name that begins with a catalog of the session's configuration; None for a path."""
     parts = tuple(text.split("."))
