@@ -29,7 +29,7 @@ SAME_ON_BOTH_PATHS := $(patsubst %,tests/stream/%.py,test_ledger commits/test_ba
 ROW_PATH_TESTS := tests/stream tests/images tests/protocol tests/sources $(SAME_ON_BOTH_PATHS:%=--ignore=%)
 PYTHON_PATH = TARANTOOL_CDC_PURE=1 $(PYTEST:.xml=-python.xml) $(ROW_PATH_TESTS) --numprocesses=2 --budget=0.1
 
-.PHONY: help setup demo check check-newest check-native native compiled test coverage soak bench lint lock wheel spark-zip system clean
+.PHONY: help setup demo check check-newest check-native native compiled test coverage soak bench lint lock wheel spark-zip image-check system clean
 
 help:
 	@echo 'make setup   install what is missing: system packages, .venv, the jars of Kafka and Spark, OpenSearch'
@@ -43,6 +43,7 @@ help:
 	@echo 'make lint    ruff, mypy and the warnings of the compiler'
 	@echo 'make wheel   dist/*.whl: the daemon, with the compiled row path, and the Spark jobs, for pip'
 	@echo 'make spark-zip   dist/spark_jobs.zip: the Spark jobs alone, for spark-submit --py-files'
+	@echo 'make image-check   the steps of the Dockerfile in bare Debian roots, by root with debootstrap, for machines without Docker'
 	@echo 'make lock    compile requirements.lock anew (make lock UPGRADE=1: with the newest versions)'
 
 setup: system $(STAMPS)/packages $(STAMPS)/project $(STAMPS)/jars
@@ -165,6 +166,10 @@ lock:
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-index-annotation \
 	  --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade) \
 	  --extra filter --extra registry --extra spark --extra feeds --extra lineage --extra local --extra dev pyproject.toml - --output-file requirements.lock
+
+# Needs some GB in build/images, and as long as the images take to build.
+image-check: setup
+	$(BIN)/python -m tests.image_check
 
 wheel: setup
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .

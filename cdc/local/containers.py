@@ -24,7 +24,7 @@ from cdc.local.supervised import Supervised
 from cdc.local.tarantool import INSTANCE_FILE, INSTANCE_VARIABLE, Tarantool
 
 TARANTOOL_IMAGE = "tarantool/tarantool:2.11"
-KAFKA_IMAGE = "apache/kafka:4.1.0"
+KAFKA_IMAGE = "apache/kafka:4.3.1"
 OPENSEARCH_IMAGE = "opensearchproject/opensearch:2.19.3"
 REDIS_IMAGE = "redis:7-alpine"
 MEMCACHED_IMAGE = "memcached:1.6-alpine"

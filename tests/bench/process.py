@@ -179,6 +179,7 @@ class Daemon:
         *,
         properties: Mapping[str, str | int] | None = None,
         images: bool = False,
+        listen: str = "",
     ) -> None:
         self.prefix = prefix
         self._kafka = kafka
@@ -194,7 +195,7 @@ class Daemon:
             f'[state]\npath = {json.dumps(str(self._directory / "state"))}\nimages = "{"full" if images else "none"}"\n'
             f"[kafka]\nbootstrap_servers = {json.dumps(kafka.bootstrap_servers)}\n"
             f"topic_prefix = {json.dumps(prefix)}\ndelivery = {json.dumps(delivery)}\n"
-            f'[http]\nlisten = ""\n[log]\nformat = "json"\n'
+            f'[http]\nlisten = "{listen}"\n[log]\nformat = "json"\n'
             f"[kafka.properties]\n{extra}"
         )
 

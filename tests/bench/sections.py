@@ -24,12 +24,14 @@ from tests.bench.replica import Replica
 from tests.bench.results import STORE_FACTOR, SYNC_PEER, Result
 from tests.bench.spark_peers import PEERS
 from tests.bench.store import update_stored
+from tests.bench.visitors import visitors
 from tests.bench.workload import SPACE, Master, start_master
 from tests.spark.formats import FORMATS
 
 _WARM_UP_SECONDS: Final = 3.0
 _WARM_UP_ROWS: Final = 20_000
 _SETTLE_SECONDS: Final = 5.0
+_PAGES: Final = 1_000
 _SPARK_TIMEOUT_SECONDS: Final = 1800.0
 _SPARK_JOBS: Final = ("changes", "changelog", "current", "history", "changes-avro", "current-avro")
 """Jobs, each with the format of its topics if that isn't JSON."""
@@ -53,10 +55,19 @@ class Bench:
     properties: dict[str, str | int] = field(default_factory=dict)
     """For the daemon's `kafka.properties`."""
 
-    def daemon(self, name: str, master: Master, delivery: Delivery, *, images: bool = False) -> Daemon:
+    def daemon(self, name: str, master: Master, delivery: Delivery, *, images: bool = False, listen: str = "") -> Daemon:
         """A daemon with a name of this run."""
         prefix = f"bench-{self.token}-{name}"
-        return Daemon(self.directory, prefix, master.server, self.kafka, delivery, properties=self.properties, images=images)
+        return Daemon(
+            self.directory,
+            prefix,
+            master.server,
+            self.kafka,
+            delivery,
+            properties=self.properties,
+            images=images,
+            listen=listen,
+        )
 
     @contextmanager
     def master(self, name: str, rows: int, *, is_sync: bool = False) -> Iterator[Master]:
@@ -214,49 +225,65 @@ def replay(bench: Bench) -> Iterator[Result]:
 
 def latency(bench: Bench) -> Iterator[Result]:
     """From the master's commit to a read_committed consumer, at a steady rate: the row's timestamp against the clock here."""
-    seconds = bench.latency_seconds
-    rows = round(bench.rate * (seconds + 2 * _WARM_UP_SECONDS))
     ways: list[tuple[Delivery, bool]] = [(DELIVERIES[0], True), *((delivery, False) for delivery in DELIVERIES)]
     for number, (delivery, has_images) in enumerate(ways):
-        with bench.master(f"latency-{number}", rows) as master:
-            daemon = bench.daemon(f"latency-{number}", master, delivery, images=has_images)
-            daemon.catch_up()
-            watch = CheckpointWatch(bench.kafka, daemon.prefix)
-            process = daemon.start()
-            usage = Usage(process.pid)
-            try:
-                wait_logged(process, "following")
-                with closing(LatencyReader(bench.kafka, f"{daemon.prefix}.{SPACE}")) as reader:
-                    master.start_load(first=1, rate=bench.rate, seconds=seconds + 2 * _WARM_UP_SECONDS)
-                    began = time.time() + _WARM_UP_SECONDS
-                    found = reader.read(warm_up_seconds=_WARM_UP_SECONDS, seconds=seconds)
-                    cpu_seconds = usage.cpu_seconds(began, began + seconds)
-                load = master.finish_load(seconds + 60)
-                watch.wait(master.lsn, process)  # what isn't read by then is published at the next start
-                process.terminate()
-            finally:
-                process.kill()
-                usage.close()
-                watch.close()
-            counted = count_rows(bench.kafka, f"{daemon.prefix}.{SPACE}", rows)
-            if counted.rows != load.rows or load.rows != rows:
-                raise RuntimeError(f"{counted.rows:,} of {load.rows:,} rows are in Kafka")
-            yield Result(
-                section="latency",
-                what=f"{delivery}{' with images' if has_images else ''} at {bench.rate:,} rows/s",
-                rows=len(found.milliseconds),
-                seconds=seconds,
-                cpu_seconds=cpu_seconds,
-                peak_rss_bytes=usage.peak_rss_bytes,
-                peak_anonymous_bytes=usage.peak_anonymous_bytes,
-                p50_ms=found.quantile(0.5),
-                p99_ms=found.quantile(0.99),
-                p999_ms=found.quantile(0.999),
-                max_ms=found.quantile(1.0),
-                counted=counted.rows,
-                repeated=counted.repeated,
-                note=f"load up to {load.delay_seconds * 1000:.0f} ms late, consumer's limit {counted.rows_per_second:,.0f}/s",
-            )
+        what = f"{delivery}{' with images' if has_images else ''}"
+        yield _steady(bench, "latency", f"latency-{number}", what, delivery, has_images=has_images)
+
+
+def pages(bench: Bench) -> Iterator[Result]:
+    """The same while nobody looks, and while a thousand pages are open and others send hostile requests."""
+    for name, count in (("nobody", 0), ("visitors", _PAGES)):
+        what = f"{count:,} pages and hostile requests" if count else "nobody looks"
+        yield _steady(bench, "pages", f"pages-{name}", what, DELIVERIES[0], has_images=True, page_count=count)
+
+
+def _steady(
+    bench: Bench, section: str, name: str, what: str, delivery: Delivery, *, has_images: bool, page_count: int = 0
+) -> Result:
+    """Return the latency and CPU time at a steady rate, with so many open pages."""
+    seconds = bench.latency_seconds
+    rows = round(bench.rate * (seconds + 2 * _WARM_UP_SECONDS))
+    with bench.master(name, rows) as master:
+        port = free_port()
+        daemon = bench.daemon(name, master, delivery, images=has_images, listen=f"127.0.0.1:{port}" if page_count else "")
+        daemon.catch_up()
+        watch = CheckpointWatch(bench.kafka, daemon.prefix)
+        process = daemon.start()
+        usage = Usage(process.pid)
+        try:
+            wait_logged(process, "following")
+            with visitors(port, page_count), closing(LatencyReader(bench.kafka, f"{daemon.prefix}.{SPACE}")) as reader:
+                master.start_load(first=1, rate=bench.rate, seconds=seconds + 2 * _WARM_UP_SECONDS)
+                began = time.time() + _WARM_UP_SECONDS
+                found = reader.read(warm_up_seconds=_WARM_UP_SECONDS, seconds=seconds)
+                cpu_seconds = usage.cpu_seconds(began, began + seconds)
+            load = master.finish_load(seconds + 60)
+            watch.wait(master.lsn, process)  # what isn't read by then is published at the next start
+            process.terminate()
+        finally:
+            process.kill()
+            usage.close()
+            watch.close()
+        counted = count_rows(bench.kafka, f"{daemon.prefix}.{SPACE}", rows)
+        if counted.rows != load.rows or load.rows != rows:
+            raise RuntimeError(f"{counted.rows:,} of {load.rows:,} rows are in Kafka")
+        return Result(
+            section=section,
+            what=f"{what} at {bench.rate:,} rows/s",
+            rows=len(found.milliseconds),
+            seconds=seconds,
+            cpu_seconds=cpu_seconds,
+            peak_rss_bytes=usage.peak_rss_bytes,
+            peak_anonymous_bytes=usage.peak_anonymous_bytes,
+            p50_ms=found.quantile(0.5),
+            p99_ms=found.quantile(0.99),
+            p999_ms=found.quantile(0.999),
+            max_ms=found.quantile(1.0),
+            counted=counted.rows,
+            repeated=counted.repeated,
+            note=f"load up to {load.delay_seconds * 1000:.0f} ms late, consumer's limit {counted.rows_per_second:,.0f}/s",
+        )
 
 
 def backlog(bench: Bench) -> Iterator[Result]:
@@ -445,6 +472,7 @@ SECTIONS: Final[dict[str, Callable[[Bench], Iterator[Result]]]] = {
     "store": store,
     "replay": replay,
     "latency": latency,
+    "pages": pages,
     "spark": spark,
     "spark-peers": spark_peers,
     "formats": formats,

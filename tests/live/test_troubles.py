@@ -15,6 +15,7 @@ from cdc.commands.doctor import doctor
 from cdc.config.fleet import load_daemon
 from tests.fakes.registry import FakeRegistry
 from tests.live.scene import Scene
+from tests.live.test_gaps import forget_logs
 from tests.live.waiting import wait_for
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
@@ -84,7 +85,7 @@ def test_the_master_is_lost(scene: Scene) -> None:
     told = on_the_page(scene, lambda trouble: trouble["is_holding_up"])
     for text in told:
         assert str(scene.tarantool.port) in text
-        assert "Connection refused" in text
+        assert "closed the connection" in text or "refused" in text
     assert "Start one of the members" in told.page
 
 
@@ -98,7 +99,7 @@ def test_kafka_is_lost(frail_scene: Scene) -> None:
         told = on_the_page(scene, lambda trouble: trouble["place"] == "kafka" and trouble["is_holding_up"])
     finally:
         scene.kafka.start()
-    assert "Connection refused" in told.page
+    assert any(reason in told.page for reason in ("refused", "brokers are down", "committed nothing"))
     assert "Check whether the brokers run" in told.page
     assert "kafka" in told.doctor
     assert "Check whether the brokers run" in told.doctor
@@ -127,13 +128,11 @@ def test_the_disk_is_full(scene: Scene, small_disk: Path) -> None:
 
 
 def test_logs_were_collected_before_they_were_read(scene: Scene) -> None:
+    scene.daemon.settings["source"]["on_gap"] = "fail"
     follow(scene)
     scene.daemon.terminate()
-    scene.tarantool.eval("""
-        box.cfg{checkpoint_count = 1}
-        for i = 1, 3 do box.space.users:replace{i, 'new'} box.snapshot() end
-    """)
-    wait_for("the logs are gone", lambda: len(list(scene.tarantool.work_dir.glob("*.xlog"))) == 1)
+    scene.tarantool.eval("for i = 1, 3 do box.space.users:replace{i, 'new'} end")
+    forget_logs(scene)
     scene.daemon.start()
     told = at_the_end(scene)
     for text in told:
