@@ -14,7 +14,7 @@ from cdc.config import parse
 from cdc.daemon import supervisor
 from cdc.daemon.beginning import Beginning
 from cdc.daemon.supervisor import Daemon
-from cdc.errors import CdcError, ConnectionLostError, PositionError, SnapshotNeededError, UnknownSpaceError
+from cdc.errors import CdcError, ConnectionLostError, PositionError, SchemaError, SnapshotNeededError, UnknownSpaceError
 from cdc.kafka import publisher
 from cdc.kafka.errors import ProducerLostError
 from cdc.positions.vclock import VClock
@@ -230,3 +230,14 @@ def test_what_needs_a_person_is_told_before_what_follows_from_it(daemon: Daemon,
         daemon.run()
     first, second = source.beginnings
     assert first.publisher is not second.publisher
+
+
+def test_the_status_has_no_row_that_an_error_quotes(daemon: Daemon, source: Scripted) -> None:
+    """The log has it, and who may see rows gets it apart."""
+    source.plays = [breaks(SchemaError("a row has no key", "Leave the space out.", detail="[7, 'ann']"))]
+    with pytest.raises(SchemaError, match=r"a row has no key: \[7, 'ann'\]. Leave the space out."):
+        daemon.run()
+    status = daemon.status
+    assert (status.error, status.error_remedy) == ("a row has no key. Leave the space out.", "Leave the space out.")
+    assert status.error_detail == "[7, 'ann']"
+    assert "ann" not in str(status.to_json())

@@ -25,6 +25,7 @@ from cdc.ops.status import LIFELESS_SECONDS, State, Status
 from cdc.ops.view import View
 from cdc.positions.position import Position
 from cdc.stream.batches.batch import Batch
+from tests.live.waiting import wait_for
 
 TOKENS: dict[Role, str] = {"view": "viewer-token-of-the-test", "rows": "reader-token-of-the-test", "operate": "operator-token"}
 
@@ -210,6 +211,7 @@ def test_a_stream_ends_when_its_token_is_revoked(view: View, tmp_path: Path) -> 
             connection.sendall(f"GET /page/stream HTTP/1.1\r\nHost: localhost\r\n{shown}\r\n".encode())
             assert connection.recv(1000)
             file.write_text(f"ann view {TOKENS['view'][::-1]}\n")
+            wait_for("the stream's end", lambda: not len(server._streams), 10)
             while connection.recv(100_000):
                 pass
     finally:
