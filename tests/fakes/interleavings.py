@@ -9,6 +9,7 @@ from typing import Any, Final
 from cdc.protocol.constants import Key
 from cdc.stream.batches.batch import Batch, Broadcast, Message
 from tests.fakes.fates import Fates
+from tests.fakes.master import SEQUENCE
 from tests.fakes.pipelines import MemorySpool
 from tests.fakes.replica import Cut, Replica, at_once
 from tests.fakes.shop import Sent, read
@@ -34,11 +35,12 @@ class LimboWorkload:
         """`has_unseen_ends`: some transactions end by a row that isn't relayed, as before 2.8.4."""
         self._has_little_ddl = has_little_ddl
         self._has_unseen_ends = has_unseen_ends
+        self.has_nops = True
         self.alters_keys = False
         """Whether some spaces get another primary key, over the fields n and id, and later their first one again."""
         self._master = master
         self._rng = rng
-        self._origins = list(range(1, origin_count + 1))
+        self.origins = self._origins = list(range(1, origin_count + 1))
         # The space that became another kind, or came, last: what is written to it next tells whether that was seen.
         self._defined = 0
         for origin in self._origins:
@@ -83,19 +85,29 @@ class LimboWorkload:
                     else:
                         self._change()
                 if not master._open or rng.random() < 0.2:
-                    master.nop()
+                    self._nop()
                 if self._has_unseen_ends and rng.random() < 0.2:
                     master.commit_unseen()
                 else:
                     master.commit()
             case "define":
                 self._define()
+            case _ if not self.has_nops:
+                self._nop()
             case _:
                 master.begin()
                 for _ in range(rng.choice([1, 1, 3])):
                     master.nop()
                 # One that was to wait for a quorum, and of which a trigger, or another member, left nothing.
                 master.commit(is_sync=master.has_promote and rng.random() < 0.5)
+
+    def _nop(self) -> None:
+        """A row without an event."""
+        if self.has_nops:
+            self._master.nop()
+        else:
+            number = self._master.origin * 1000 + 9
+            self._master.replace(SEQUENCE, number, 1, "nothing", 1, 1, self._rng.randint(1, 2**62), 1, 0, False)
 
     # Rows.
 

@@ -59,6 +59,7 @@ KINDS: Final = (
     "member frozen",
     "member comes back older",
     "logs dropped",
+    "history rewritten",
     "clock jumps",
     "snapshot requested",
     "signal",
@@ -142,6 +143,7 @@ class Strikes:
             "member frozen": self._freeze,
             "member comes back older": self._age,
             "logs dropped": self._drop_logs,
+            "history rewritten": self._rewrite,
             "clock jumps": self._jump,
             "snapshot requested": self._request,
             "signal": self._signal,
@@ -341,7 +343,25 @@ class Strikes:
 
     def _drop_logs(self, _: Fault) -> None:
         for member in self._world.network.members.values():
-            member.master.collect_garbage()
+            if not self._world.judge.is_rewritten:
+                member.master.collect_garbage()
+
+    def _rewrite(self, fault: Fault) -> None:
+        """The only member loses the end of its log, and is past the lost lsns with other rows when it is back.
+
+        Left out is what docs/guarantees.md says isn't noticed: the last row's log is gone, or it is of another origin.
+        """
+        world = self._world
+        master, settings = world.master, world.settings["source"]
+        is_alone = len(world.network.members) == 1 and world.workload.origins == [1]
+        has_logs = master.gc_vclock == world.first_gc_vclock and settings["mode"] == "anonymous"
+        if not is_alone or not has_logs or "on_divergence" not in settings:
+            return
+        world.member.stop()
+        if master.rewrite(world.scheduler.random.randint(1, 6)):
+            world.judge.rewrite()
+            master.remember()
+        self._later(fault.seconds, lambda: setattr(world.member, "is_up", True))
 
     def _jump(self, _: Fault) -> None:
         library = self._world.library
@@ -380,7 +400,7 @@ class Strikes:
         mode = rng.choice(["anonymous", "registered"]) if world.settings["source"]["mode"] == "anonymous" else "registered"
         world.settings = {
             **world.settings,
-            "source": {"mode": mode, "transaction_bytes_max": rng.choice([1024, 64 << 20])},
+            "source": {**world.settings["source"], "mode": mode, "transaction_bytes_max": rng.choice([1024, 64 << 20])},
             "kafka": {
                 **world.settings["kafka"],
                 "commit_pause_ms": rng.choice([0, 30, 400]),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from cdc.kafka.hanging import FILLER_KEY
@@ -20,9 +21,9 @@ from cdc.protocol.constants import Key, Type
 from tests.fakes import wire
 from tests.fakes.consumer import Consumer
 from tests.fakes.fates import Contents, Expected, Fates
-from tests.fakes.master import SPACE, Ack, LogRow
+from tests.fakes.master import SPACE, Ack, LogRow, Row
 from tests.fakes.shop import Sent
-from tests.fakes.synchronous import SynchronousMaster
+from tests.fakes.synchronous import SHARED, SynchronousMaster
 from tests.simulation.brokers import Brokers, Entry, Partition
 from tests.simulation.patches import ImagelessContents, PatchedRows
 from tests.simulation.repeats import LastSeqs
@@ -83,6 +84,12 @@ class Judge:
         self._repeats = LastSeqs()
         self._unknown = UnknownSpaces()
         self._highest_seq = 0
+        # The newest position with which the forms of all spaces were committed.
+        self._forms_at = VClock()
+        # Spaces of which there were events.
+        self._shown: set[int] = set()
+        self.is_rewritten = False
+        """Whether the member has lost the end of its log, and has written other rows under the lost lsns."""
         self.is_exact = True
         """Whether delivery is exactly_once; otherwise events may come again."""
         self.may_jump = False
@@ -99,10 +106,26 @@ class Judge:
 
     # The members' side.
 
+    @property
+    def rows(self) -> dict[int, list[Row]]:
+        """What the spaces must hold in the end."""
+        if not self.is_rewritten:
+            return {space_id: list(rows.values()) for space_id, rows in self._contents.rows.items()}
+        master = self._master
+        return {space_id: master.contents(space_id) for space_id in [SHARED, *master.spaces_of(1)]}
+
+    def rewrite(self) -> None:
+        """The history is another one from some place on.
+
+        Then lsns don't tell changes any more (docs/guarantees.md). What must still be true: numbers, order and images of the
+        events, and that consumers and the store have the member's rows in the end.
+        """
+        self.is_rewritten = True
+
     def follow_log(self) -> None:
         """Learn what the master has written."""
         written = self._master.written
-        if self._taken == len(written):
+        if self._taken == len(written) or self.is_rewritten:
             return
         for entry in written[self._taken :]:
             self._fates._take(entry)
@@ -135,12 +158,21 @@ class Judge:
     def decide(self, name: str) -> None:
         """The coordinator commits what this producer has written."""
         for partition in self._brokers.topics.get(CHECKPOINT, ()):
-            for entry in partition.entries[partition.open_from.get(name, partition.end) :]:
-                if entry.producer == name and entry.state == "open" and entry.key == _POSITION_KEY and entry.value:
-                    self._note_position(Position.from_json(json.loads(entry.value)))
+            entries = partition.entries[partition.open_from.get(name, partition.end) :]
+            own = [entry for entry in entries if entry.producer == name and entry.state == "open"]
+            has_forms = any(b'"space_id"' in (entry.key or b"") for entry in own)
+            for entry in own:
+                if entry.key == _POSITION_KEY and entry.value:
+                    self._note_position(Position.from_json(json.loads(entry.value)), has_forms=has_forms)
 
-    def _note_position(self, position: Position) -> None:
-        snapshot = position.snapshot
+    def _note_position(self, position: Position, *, has_forms: bool) -> None:
+        snapshot, former = position.snapshot, self.decided.snapshot
+        is_begun_again = snapshot and former and snapshot.base_id != former.base_id and not former.is_complete
+        if is_begun_again and not self.is_exact:
+            # What an interrupted snapshot has shown, of spaces whose forms weren't committed with it, is unknown to the next one.
+            self._unknown.checkpoint_lost(replace(self.decided, vclock=self._forms_at), self._highest_seq)
+        if has_forms or (snapshot and snapshot.is_complete):
+            self._forms_at = position.vclock
         is_later = position.seq >= self.decided.seq
         if snapshot is not None and (not snapshot.is_complete or snapshot.base_id != self._base_id or not is_later):
             self.base, self._base_id = dict(position.vclock), snapshot.base_id
@@ -236,6 +268,7 @@ class Judge:
         seq = source["seq"]
         self._highest_seq = max(seq, self._highest_seq)
         self.event_count += 1
+        self._shown.add(source["space_id"])
         identity = (source["space_id"], sent.op, json.dumps(sent.key))
         if not self.is_exact:
             if source["snapshot"] == "false":
@@ -272,6 +305,8 @@ class Judge:
         keys.add(key)
 
     def _take_transaction(self, record: dict[str, Any]) -> None:
+        if self.is_rewritten:
+            return
         identity = record["id"]
         if record["status"] == "BEGIN":
             assert identity not in self._begun, f"the transaction {identity} begins twice"
@@ -282,6 +317,8 @@ class Judge:
             self._ended[identity] = record["event_count"]
 
     def _compare(self, sent: Sent) -> None:
+        if self.is_rewritten:
+            return
         source = sent.source
         origin, lsn, space_id = source["replica_id"], source["lsn"], source["space_id"]
         expected = [one for one in self.expected.get((origin, lsn), ()) if one.space_id == space_id]
@@ -329,7 +366,7 @@ class Judge:
             assert seq in self._seqs or self.may_jump, f"there is no event of seq {seq}, and one of {newest}"
         self._checked_seq = newest
         self._check_complete()
-        if self.has_transaction_topic and not self.may_jump:
+        if self.has_transaction_topic and not self.may_jump and not self.is_rewritten:
             assert self._ended == dict(self._events_of), "records of transactions and their events differ"
 
     def _waiting_max(self) -> int:
@@ -337,7 +374,7 @@ class Judge:
 
     def _check_complete(self) -> None:
         position = self.decided
-        if position.snapshot is None or not position.snapshot.is_complete:
+        if position.snapshot is None or not position.snapshot.is_complete or self.is_rewritten:
             return
         covered = position.vclock
         for origin, lsn in [one for one in self._unseen if one[1] <= covered.get(one[0], 0)]:
@@ -349,27 +386,29 @@ class Judge:
     def has_everything(self) -> bool:
         """Whether consumers hold the master's rows."""
         self.read()
+        decided = self.decided.vclock
         return (
             not self._waiting
             and self._is_quiet()
-            and not self._fates.waiting
+            and not (self._master.waiting if self.is_rewritten else self._fates.waiting)
             # With the checkpoints Kafka may have lost the place up to which signals were taken.
             and (self.may_jump or all(self.signals.values()))
-            and all(self.decided.vclock.get(origin, 0) >= lsn for origin, lsn in self._master.vclock.items())
+            and all(decided.get(origin, 0) >= lsn for origin, lsn in self._master.vclock.items())
+            and (not self.is_rewritten or dict(decided) == self._master.vclock)
         )
 
     def check_store(self, rows_of: Callable[[int], list[bytes]]) -> None:
         """The store has the rows of the log up to its position, which is the end; `rows_of` returns a space's tuples."""
-        for space_id, rows in self._contents.rows.items():
-            held, wanted = sorted(rows_of(space_id)), sorted(map(wire.pack, rows.values()))
+        for space_id, rows in self.rows.items():
+            held, wanted = sorted(rows_of(space_id)), sorted(map(wire.pack, rows))
             assert held == wanted, f"space {space_id}: the store holds {held}, and the log {wanted}"
 
     def check_end(self) -> None:
-        """At the end consumers hold exactly what the master does."""
-        for space_id, rows in self._contents.rows.items():
-            consumer = self.consumer if self.is_exact else self._repeats
+        """At the end consumers hold exactly what the master does, and nothing of spaces that are gone."""
+        consumer = self.consumer if self.is_exact else self._repeats
+        for space_id in self.rows.keys() | self._shown:
             held = sorted(json.dumps(list(row.values())) for row in consumer.contents(space_id))
-            wanted = sorted(json.dumps(row) for row in rows.values())
+            wanted = sorted(json.dumps(row) for row in self.rows.get(space_id, ()))
             assert held == wanted, f"space {space_id}: consumers hold {held}, and the master {wanted}"
 
 

@@ -21,12 +21,38 @@ class Writer(SynchronousMaster):
 
     def __init__(self, version: str) -> None:
         self.rounds: list[Place] = []
+        self.firm: dict[int, tuple[int, int] | None] = {}
+        """By length of the log: how many transactions there were, and whose the limbo was; None where some waited."""
+        self._number = 0
         super().__init__(version)
 
     def remember(self) -> None:
         """A round is over: note how long the log is, and what the spaces hold."""
         state = {number: dict(space.rows) for number, space in self._spaces.items()}
         self.rounds.append((len(self.log), self.vclock, state))
+        self.firm[len(self.log)] = None if self.waiting else (len(self.written), self.owner)
+
+    def rewrite(self, count: int) -> bool:
+        """Lose so many rounds of work, and write rows of a new space under the lost lsns and beyond.
+
+        Nothing is lost whose log was removed, nor the middle of a time in which transactions wait. Return whether any was.
+        """
+        kept = [one for one in self.rounds[: -count or None] if self.firm[one[0]] is not None]
+        kept = [one for one in kept if all(one[1].get(origin, 0) >= lsn for origin, lsn in self.gc_vclock.items())]
+        if not kept or kept[-1][0] == len(self.log):
+            return False
+        place, end = kept[-1], self.vclock
+        self.rounds = self.rounds[: self.rounds.index(place) + 1]
+        written_count, self.owner = self.firm[place[0]] or (0, 0)
+        del self.written[written_count:]
+        self._waiting.clear()
+        _be_at(self, self, place)
+        self._rest()
+        self.origin, self._number = 1, self._number + 1
+        space = self.create_space(f"rewritten {self._number}", ["id", "name", "n"], space_id=1100 + self._number)
+        while self.vclock[1] <= end[1]:
+            self.replace(space, self.vclock[1], "another history", self._number)
+        return True
 
 
 def lagging(writer: Writer, number: int) -> SynchronousMaster:

@@ -1,6 +1,7 @@
 """Spaces of which a daemon can't know: created after the last checkpoint that Kafka has left, gone before the next snapshot.
 
-Consumers keep what they have read of such a space, as docs/guarantees.md says of lost checkpoints. Nothing else is excused.
+Consumers keep what they have read of such a space, as docs/guarantees.md says of lost checkpoints. With at_least_once this also
+happens if the checkpoint wasn't written yet: the first rows of a snapshot are shown before it. Nothing else is excused.
 """
 
 from __future__ import annotations
