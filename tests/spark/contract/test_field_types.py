@@ -34,7 +34,7 @@ pytestmark = pytest.mark.spark
 
 FIELDS: Final = (
     *(Field("id", "unsigned"), Field("balance", "decimal"), Field("rate", "number")),
-    Field("created", "datetime"),
+    *(Field("created", "datetime"), Field("tags", "map")),
 )
 FORM: Final = Form("accounts", 512, 1, 0, ("id",), FIELDS)
 DOCUMENTED: Final = re.findall(r"^```sql\n(.*?)^```", (Path(__file__).parents[3] / "docs" / "spark.md").read_text(), re.M | re.S)
@@ -97,7 +97,7 @@ def documented(spark: SparkSession, tmp_path: Path, request: pytest.FixtureReque
     spark.sql(f"USE {catalog}")
     spark.sql("CREATE SCHEMA cdc")
     rows = [
-        {"id": 1, "balance": "250.10", "rate": 9, "created": "2024-02-29T23:59:58+03:00"},
+        {"id": 1, "balance": "250.10", "rate": 9, "created": "2024-02-29T23:59:58+03:00", "tags": {"city": "Oslo"}},
         {"id": 2, "balance": "1000.20", "rate": 10},
         {"id": 3, "balance": "99.99", "rate": 0.1},
         {"id": 4, "balance": "0." + "1" * 30, "rate": 1e300},
@@ -143,6 +143,8 @@ def test_the_sql_of_the_documentation_runs_and_counts_right(documented: SparkSes
     assert [(4, "0." + "1" * 30)] in found.values()
     (times,) = (rows for one, rows in found.items() if "local_time" in one)
     assert [str(time) for number, _, time in times if number == 1] == ["2024-02-29 23:59:58"]
+    (cities,) = (rows for one, rows in found.items() if "as city" in one)
+    assert sorted(cities) == [(1, "Oslo"), (2, None), (3, None), (4, None)]
     rates = documented.sql("select id, rate, rate__exact from cdc.shop_accounts_fresh order by rate desc nulls last").collect()
     assert [tuple(row) for row in rates] == [(2, 10, None), (1, 9, None), (3, Decimal("0.1"), None), (4, None, "1.0E300")]
 
