@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from cdc.local import packages
 from cdc.local.errors import LocalServerError
 from cdc.local.packages import PackageSet, package_folder
 
@@ -29,7 +29,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     python, found = tmp_path / "python", tmp_path / "calls"
     python.write_text(_PYTHON.format(calls=found, status=request.param))
     python.chmod(0o755)
-    monkeypatch.setattr(packages.sys, "executable", str(python))
+    monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setenv("TARANTOOL_CDC_CACHE", str(tmp_path / "cache"))
     return found
 
