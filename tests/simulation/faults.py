@@ -12,14 +12,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from cdc.errors import CdcError, RequestError, StateError
+from cdc.errors import CdcError, ForeignServerError, RequestError, StateError
 from cdc.kafka.errors import FencedError
 from cdc.stream.commits.ownership import NameTakenError
 from cdc.stream.snapshots.orders import Execute
+from tests.fakes.interleavings import LimboWorkload
 from tests.fakes.master import VERSIONS
 from tests.simulation.brokers import Entry
 from tests.simulation.judge import NAME, SIGNALS
-from tests.simulation.members import go_back
+from tests.simulation.members import ForeignWriter, go_back
 
 if TYPE_CHECKING:
     from tests.simulation.network import Member
@@ -60,6 +61,7 @@ KINDS: Final = (
     "member comes back older",
     "logs dropped",
     "history rewritten",
+    "other replica set",
     "clock jumps",
     "snapshot requested",
     "signal",
@@ -144,6 +146,7 @@ class Strikes:
             "member comes back older": self._age,
             "logs dropped": self._drop_logs,
             "history rewritten": self._rewrite,
+            "other replica set": self._other_set,
             "clock jumps": self._jump,
             "snapshot requested": self._request,
             "signal": self._signal,
@@ -243,7 +246,8 @@ class Strikes:
         """The only replica of the checkpoint's partition was on a machine that stopped: its newest records are gone."""
         world = self._world
         world.kill()
-        world.lose_checkpoints(world.scheduler.random.randint(1, 6))
+        if not world.has_foreigner:
+            world.lose_checkpoints(world.scheduler.random.randint(1, 6))
         self._later(fault.seconds, world.restart)
 
     def _expire(self, _: Fault) -> None:
@@ -315,7 +319,7 @@ class Strikes:
     def _age(self, fault: Fault) -> None:
         """A member that isn't the writer loses the end of its log with its disk's cache, and gets it again by and by."""
         world = self._world
-        replicas = list(world.network.members.values())[1:]
+        replicas = [one for one in list(world.network.members.values())[1:] if not one.is_foreign]
         if replicas:
             replica = world.scheduler.random.choice(replicas)
             replica.stop()
@@ -354,6 +358,7 @@ class Strikes:
         world = self._world
         master, settings = world.master, world.settings["source"]
         is_alone = len(world.network.members) == 1 and world.workload.origins == [1]
+        is_alone &= not world.has_foreigner
         has_logs = master.gc_vclock == world.first_gc_vclock and settings["mode"] == "anonymous"
         if not is_alone or not has_logs or "on_divergence" not in settings:
             return
@@ -362,6 +367,26 @@ class Strikes:
             world.judge.rewrite()
             master.remember()
         self._later(fault.seconds, lambda: setattr(world.member, "is_up", True))
+
+    def _other_set(self, fault: Fault) -> None:
+        """An address leads to a server of another replica set for a while."""
+        world = self._world
+        member = self._any_member()
+        if not world.judge.knows_replica_set or world.judge.may_jump or world.has_foreigner:
+            return  # at the very first start nothing says which one is meant
+        foreign = ForeignWriter(world.version)
+        LimboWorkload(foreign, world.scheduler.random, 1).run(30)
+        member.stop()
+        own, member.master, member.is_foreign, member.is_up = member.master, foreign, True, True
+        if len(world.network.members) == 1:
+            world.life.may_end_with += (ForeignServerError,)
+
+        def move_back() -> None:
+            member.stop()
+            member.master, member.is_foreign, member.is_up = own, False, True
+            world.restart()
+
+        self._later(fault.seconds, move_back)
 
     def _jump(self, _: Fault) -> None:
         library = self._world.library

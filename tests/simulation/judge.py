@@ -57,6 +57,8 @@ class Judge:
         self.event_count = 0
         self.decided = Position()
         """The newest position that the coordinator has decided to commit."""
+        self.knows_replica_set = False
+        """Whether a position has ever said which replica set is followed."""
         self.base: dict[int, int] = {}
         """Where the stream after the last snapshot began."""
         self._base_id = 0
@@ -178,6 +180,7 @@ class Judge:
             self.base, self._base_id = dict(position.vclock), snapshot.base_id
         assert is_later or self.may_forget, f"the checkpoint's seq goes back: {position.seq} after {self.decided.seq}"
         self.decided = position
+        self.knows_replica_set |= position.replicaset_uuid is not None
         if snapshot is not None and snapshot.is_complete:
             self._unknown.snapshot_taken(snapshot.base_id, self.base)
         for origin, lsn in position.vclock.items():

@@ -55,6 +55,14 @@ class Writer(SynchronousMaster):
         return True
 
 
+class ForeignWriter(Writer):
+    """A member of another replica set, with spaces and rows of its own under the same numbers."""
+
+    def _bootstrap(self) -> None:
+        self.uuid, self.replicaset_uuid = UUID(int=0xF0000001), UUID(int=0xF0000002)
+        super()._bootstrap()
+
+
 def lagging(writer: Writer, number: int) -> SynchronousMaster:
     """Return a member that is where the writer is now."""
     member = copy.copy(writer)

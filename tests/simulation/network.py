@@ -26,6 +26,8 @@ class Member:
     is_up: bool = True
     is_frozen: bool = False
     """It accepts connections, and answers nothing."""
+    is_foreign: bool = False
+    """It belongs to another replica set. Nothing of it may be read but its ballot and that it does."""
     links: list[Link] = field(default_factory=list)
     before_contents: Callable[[], None] = lambda: None
 
@@ -48,7 +50,16 @@ class Relay(MasterConnection):
         self._server = member
         super().__init__(member.master)
 
+    def _subscribe(self, body: dict[int, Any]) -> None:
+        assert not self._server.is_foreign, "the log of another replica set is read"
+        super()._subscribe(body)
+
+    def _register(self, body: dict[int, Any]) -> None:
+        assert not self._server.is_foreign, "an id of another replica set is requested"
+        super()._register(body)
+
     def _contents(self, body: dict[int, Any]) -> None:
+        assert not self._server.is_foreign, "the rows of another replica set are read"
         self._server.before_contents()
         super()._contents(body)
 

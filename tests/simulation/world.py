@@ -19,7 +19,7 @@ import structlog
 from cdc.config import Config, parse
 from cdc.daemon.admission import StartOptions
 from cdc.daemon.supervisor import Daemon
-from cdc.errors import CdcError, StateError
+from cdc.errors import CdcError, ForeignServerError, StateError
 from cdc.store import files
 from cdc.store.store import StateStore
 from cdc.store.writer import numbers_in
@@ -185,6 +185,8 @@ class World:
         catch_up(replica.master, self.master, 1.0)
 
     def _replicate(self, replica: Member) -> None:
+        if replica.is_foreign:
+            return
         catch_up(replica.master, self.master, self.scheduler.random.choice([0.0, 0.5, 1.0]) if self._left else 1.0)
         replica.wrote()
 
@@ -254,6 +256,8 @@ class World:
         """Start a process of the daemon; a second one has a disk of its own."""
         life = Life(Process(f"daemon {len(self.lives) + 1}"), is_second=is_second, takes_over=options.get("take_over", False))
         life.may_end_with = (StateError,) if self.is_disk_full else ()
+        if self.has_foreigner and len(self.network.members) == 1:
+            life.may_end_with += (ForeignServerError,)
         life.state_number = self._state_count
         is_former_there = any(other.process.is_awake for other in self.lives if not other.is_second)
         if (self._is_moving and not self._takes_over) or (self.judge.may_jump and is_former_there):
@@ -277,6 +281,11 @@ class World:
 
         self.scheduler.spawn(life.process, "main", main)
         return life
+
+    @property
+    def has_foreigner(self) -> bool:
+        """Whether one of the addresses leads to another replica set."""
+        return any(member.is_foreign for member in self.network.members.values())
 
     @property
     def life(self) -> Life:
