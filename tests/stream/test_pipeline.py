@@ -19,7 +19,7 @@ from cdc.protocol.extensions import Datetime, OpaqueExtension
 from cdc.stream.batches.batch import Batch
 from cdc.stream.transactions.limbo import LimboState
 from tests.fakes import wire
-from tests.fakes.master import SERVER, Master
+from tests.fakes.master import REPLICASET, SERVER, Master
 from tests.fakes.pipelines import NOW_US, MemorySpool, frames_of, messages, pipeline
 from tests.fakes.replica import Replica
 from tests.fakes.shop import USERS, Sent, Shop, read
@@ -879,6 +879,14 @@ def test_a_snapshot_begins_a_new_ledger() -> None:
     assert batch.position.snapshot is not None
     assert not batch.position.snapshot.is_complete
     assert batch.position.snapshot.snapshot_id == 2
+
+
+def test_a_snapshot_that_has_begun_is_of_the_replica_set_that_was_followed() -> None:
+    """A process that finds this position must not take the rows of another one."""
+    target = Shop().replica.pipeline
+    assert target.begin_snapshot(VClock({1: 5}), NOW_US).position.replicaset_uuid == REPLICASET
+    with pytest.raises(ProtocolError, match="which replica set"):
+        list(target.end_snapshot(NOW_US))
 
 
 @pytest.mark.parametrize("is_first", [True, False])

@@ -73,7 +73,9 @@ class Snapshot:
         is_first = previous is None or previous.is_first
         state = SnapshotState(self._id, False, rows_before, sweep_seq, is_silent=not publish, is_first=is_first)
         state = replace(state, choice=SnapshotChoice.number_of(context.options) if is_first else 0)
-        self.position = replace(position, replicaset_uuid=None, snapshot=state, rekeyed=(), last_rows=())
+        self.position = replace(position, snapshot=state, rekeyed=(), last_rows=())
+        # Until the snapshot says it, the position keeps the former replica set: a process that begins there must know it.
+        self._has_replicaset = False
         self._tombstones = context.options.tombstones
         self._is_base = not is_repeated and previous is not None
         self._seen: list[bytes] = []
@@ -277,7 +279,7 @@ class Snapshot:
         """
         self._now_us = now_us
         self._pieces.clear()
-        if self.position.replicaset_uuid is None:
+        if not self._has_replicaset:
             raise ProtocolError("the snapshot doesn't say which replica set it belongs to: _schema has neither name for it")
         self._complete_schema()
         self._is_read = True
@@ -459,6 +461,7 @@ class Snapshot:
             self._complete_schema()
         replicaset_uuid = replicaset_uuid_in(body)
         if replicaset_uuid is not None:
+            self._has_replicaset = True
             self.position = replace(self.position, replicaset_uuid=replicaset_uuid)
         if space_id in TRACKED_SPACES:
             self._spaces.apply(INSERT, body)
