@@ -7,6 +7,7 @@
 | double, float32, float64 | double | |
 | number, decimal | decimal(37,18), and beside it string | see below |
 | decimal32, decimal64, decimal128, decimal256 with a scale | decimal of their digits and this scale | see below |
+| decimal with a scale that the user gives (scales.py) | decimal(38, scale) | |
 | boolean | boolean | |
 | string, uuid, interval | string | |
 | varbinary | binary | |
@@ -42,7 +43,7 @@ OFFSET: Final = "offset"
 SUFFIXES: Final[Mapping[str, str]] = {EXACT: "__exact", OFFSET: "__offset"}
 """Ends of the names of the columns beside others, by their kinds."""
 
-_DIGITS: Final[Mapping[str, int]] = {"decimal32": 9, "decimal64": 18, "decimal128": 38, "decimal256": 76}
+_DIGITS: Final[Mapping[str, int]] = {"decimal": 38, "decimal32": 9, "decimal64": 18, "decimal128": 38, "decimal256": 76}
 _DIGITS_MAX: Final = 38
 """The digits that a decimal of Spark has at most."""
 
@@ -50,7 +51,7 @@ _KINDS: Final[Mapping[str, Sequence[str]]] = {
     **dict.fromkeys(("unsigned", "integer", "uint64"), (_INTEGER,)),
     **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"), ("bigint",)),
     **dict.fromkeys(("double", "float", "float32", "float64"), ("double",)),
-    **dict.fromkeys(("number", "decimal", *_DIGITS), (NUMERIC, EXACT)),
+    **dict.fromkeys(("number", *_DIGITS), (NUMERIC, EXACT)),
     "boolean": ("boolean",),
     "varbinary": ("binary",),
     "datetime": ("timestamp", OFFSET),
@@ -60,7 +61,8 @@ _KINDS: Final[Mapping[str, Sequence[str]]] = {
 def kinds_of(field_type: str, scale: int | None = None) -> Sequence[str]:
     """Return the kinds of the columns of a field of a Tarantool type: Spark types, EXACT or OFFSET.
 
-    `scale` is that of a sized decimal, if its field says one. It may be negative: then the last digits before the point are 0.
+    `scale` is that of a sized decimal, if its field says one, or of another decimal, if the user does. It may be negative: then
+    the last digits before the point are 0.
     """
     digits = _DIGITS.get(field_type)
     if digits is None or scale is None:

@@ -19,26 +19,38 @@ from spark_jobs.contract.forms import Form, Version, same_name
 from spark_jobs.contract.patch import PatchError, key_of, update, upsert, version_of
 from spark_jobs.contract.python_function import python_function
 from spark_jobs.contract.sql_text import quoted
+from spark_jobs.contract.unfit_values import UnfitValues, may_lack
 from spark_jobs.errors import JobError
 
 _FIELDS: Final = "_fields"
 _NUMERIC_OF: Final = "numeric value of "
 """Beginning of the names of columns in between. No column of a form can have a name with a space."""
 _UNREADABLE: Final = "_unreadable row"
+_TEXTS: Final = "texts of the fields"
 
 LONG_STRINGS: Final = {"maxStringLen": str(2**31 - 1)}
 """Options of Spark's JSON reader, which otherwise reads no text with a string of more than 20,000,000 characters."""
 
 
-def typed(rows: DataFrame, form: Form) -> DataFrame:
-    """Return rows that have `_row` with the form's columns added. A value that a column can't hold is null."""
+def typed(rows: DataFrame, form: Form, unfit: UnfitValues | None = None) -> DataFrame:
+    """Return rows that have `_row` with the form's columns added. A value that a column can't hold is null.
+
+    With `unfit` such values are counted, or end the query.
+    """
     kinds = form.columns_of_fields()
     # Each step in a column of its own, which Spark computes once. It would otherwise repeat the step for each column after it.
     read = _with_fields(rows, list(dict.fromkeys(field for field, _ in kinds.values())))
     numerics = {field: numeric_of(_FIELDS, field) for field, kind in kinds.values() if kind == NUMERIC}
     read = read.withColumns({f"{_NUMERIC_OF}{field}": F.expr(value) for field, value in numerics.items()})
     columns = [_typed_value(field, kind).alias(name) for name, (field, kind) in kinds.items()]
-    return read.select(*(F.col(quoted(name)) for name in rows.columns), *columns)
+    kept = [F.col(quoted(name)) for name in rows.columns]
+    checked = {} if unfit is None else may_lack(kinds.items())
+    if unfit is None or not checked:
+        return read.select(*kept, *columns)
+    texts = F.col(quoted(_TEXTS))
+    lacks = {name: F.col(quoted(name)).isNull() & texts[field].isNotNull() for name, field in checked.items()}
+    place = F.concat(F.lit(f"The row of {form.space} at seq "), "_seq")
+    return unfit.checked(read.select(*kept, *columns, F.col(_FIELDS).alias(_TEXTS)), lacks, "_row", place).drop(_TEXTS)
 
 
 def _with_fields(rows: DataFrame, fields: Sequence[str]) -> DataFrame:

@@ -22,6 +22,7 @@ from spark_jobs.contract.avro_schemas import Schemas
 from spark_jobs.contract.envelope import CONTROL_TOPICS, Names, with_fault_column
 from spark_jobs.contract.owner import Owner, topic_suffix
 from spark_jobs.contract.registry import Registry
+from spark_jobs.contract.scales import Scales
 from spark_jobs.errors import JobError
 
 _CONSUMER: Final = {
@@ -65,6 +66,8 @@ class Topics:
     """Whether `read` leaves out records that aren't change events, because the stream puts them among the dead letters."""
     registry: Registry | None = None
     """Where the schemas of keys and values in Avro are; None if all of them are JSON."""
+    scales: Scales = field(default_factory=dict)
+    """Scales of decimals whose format says none."""
     known: Known = field(default_factory=Known, compare=False, repr=False)
     """What the program that runs a job learns of the prefix's owner (own_topics.py)."""
 
@@ -81,6 +84,7 @@ class Topics:
             kafka_options={**options.kafka_options_file, **dict(options.kafka_option)},
             skip_unreadable=given.get("on_error") == "dead-letter",
             registry=_registry(given),
+            scales=dict(given.get("decimal_scale", ())),
         )
 
     def control(self, name: str) -> str:

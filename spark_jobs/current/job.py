@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.contract.source import Topics
 from spark_jobs.current.steps import Steps
+from spark_jobs.errors import JobError
 from spark_jobs.lake.changes import CHANGES_OF_READERS, ChangesSink, add_deduplicate
 from spark_jobs.lake.control import KINDS
 from spark_jobs.lake.event_table import AppendRules
@@ -25,7 +26,9 @@ from spark_jobs.lake.merger import SHARE, SHARE_OF_BACKLOG, Evidence, Merger, Me
 from spark_jobs.lake.positions import KafkaPositions, Positions
 from spark_jobs.lake.seconds import seconds
 from spark_jobs.runner.job import Job, Sink
+from spark_jobs.runner.options import add_decimal_scale, add_unfit_values
 from spark_jobs.runner.registered import Names
+from spark_jobs.runner.unfit_counts import UnfitCounts
 from spark_jobs.tables.formats import check_format
 from spark_jobs.tables.places import table_at
 
@@ -42,6 +45,8 @@ class Current(Job):
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """See `Job.add_options`."""
         add_deduplicate(parser)
+        add_decimal_scale(parser)
+        add_unfit_values(parser)
         parser.add_argument(
             "--missing-row",
             choices=("fail", "skip"),
@@ -79,6 +84,8 @@ class Current(Job):
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> CurrentSink:
         """See `Job.sink`."""
+        if options.changes is not None and options.decimal_scale:
+            raise JobError("Give --decimal-scale to the job `changes` whose table --changes names: it keeps the rows' forms.")
         elsewhere = None if options.changes is None else table_at(session, options.changes)
         if elsewhere is not None:
             check_format(session, [elsewhere], options.location.format)
@@ -114,6 +121,7 @@ class Current(Job):
             changes=changes,
             is_background=not is_backlog,
             views=FreshViews.at(session, shown) if shown.path is None and options.fresh_views else None,
+            unfit=UnfitCounts(fails=options.unfit_values == "fail"),
         )
 
 
@@ -132,16 +140,18 @@ class CurrentSink(Sink):
         changes: ChangesSink | None,
         is_background: bool = False,
         views: FreshViews | None = None,
+        unfit: UnfitCounts | None = None,
     ) -> None:
         """Set the sink up.
 
         `changes` writes the lake's own table of events; it is None if the events are those of another job's table. With
         `is_background` a separate thread merges; otherwise `write` does. `views` are renewed after each step of the merger.
+        `unfit` says what becomes of values that no column can hold.
         """
         self._lake = lake
         self._positions = positions
         self._changes = changes
-        self._merger = Merger(lake, topics, rules)
+        self._merger = Merger(lake, topics, rules, unfit or UnfitCounts())
         self._views = views
         self._steps = Steps(self._step, rules.interval_seconds) if is_background else None
         self._seen: Evidence | None = None
@@ -165,6 +175,10 @@ class CurrentSink(Sink):
     def newest_seq(self) -> int | None:
         """See `Sink.newest_seq`."""
         return None if self._changes is None else self._changes.newest_seq()
+
+    def counts(self) -> Mapping[str, int]:
+        """See `Sink.counts`."""
+        return self._merger.unfit.metrics()
 
     def tables(self) -> Mapping[str, str]:
         """See `Sink.tables`: the merged rows of each space."""

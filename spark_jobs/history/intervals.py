@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark_jobs.contract.envelope import CONTROL
 from spark_jobs.contract.forms import Form, same_name
 from spark_jobs.contract.row_texts import relabel, typed
+from spark_jobs.contract.unfit_values import UnfitValues
 from spark_jobs.history.keys import MOVED, PLACE
 
 SOURCE_FIELDS: Final = ("ts_us",)
@@ -115,8 +116,11 @@ def intervals(found: DataFrame, endings: DataFrame) -> DataFrame:
     )
 
 
-def shown(found: DataFrame, form: Form, stale: Sequence[tuple[int, int]]) -> DataFrame:
-    """Return intervals with the columns of a form; rows of the forms in `stale` (space_id, schema_version) get its names."""
+def shown(found: DataFrame, form: Form, stale: Sequence[tuple[int, int]], unfit: UnfitValues | None = None) -> DataFrame:
+    """Return intervals with the columns of a form; rows of the forms in `stale` (space_id, schema_version) get its names.
+
+    `unfit` is as in `typed`.
+    """
     is_stale: Column = F.lit(False)
     for space_id, version in stale:
         is_stale = is_stale | ((F.col("space_id") == space_id) & (F.col("schema_version") == version))
@@ -125,7 +129,7 @@ def shown(found: DataFrame, form: Form, stale: Sequence[tuple[int, int]]) -> Dat
         row = F.when(is_stale, relabel(form)(F.when(is_stale, row))).otherwise(row)
     # Put the interval's columns into one whose name no field can have: the fields' columns are created beside it.
     apart = found.select("_key", row.alias("_row"), F.col("_begin_seq").alias("_seq"), F.struct(*META_COLUMNS).alias(_APART))
-    read = typed(apart, form)
+    read = typed(apart, form, unfit)
     interval = [F.col("_row") if name == "_row" else F.col(f"`{_APART}`")[name].alias(name) for name in META_COLUMNS]
     fields = [read[f"`{name}`"].alias(shown) for name, shown in _names_beside_meta_columns(form).items()]
     return read.select(*interval, *fields)

@@ -18,13 +18,14 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_jobs.contract.control_topics import with_value_as_key
 from spark_jobs.contract.envelope import parse
 from spark_jobs.contract.source import Topics
+from spark_jobs.contract.unfit_values import UnfitValues
 from spark_jobs.errors import JobError
 from spark_jobs.history.intervals import SOURCE_FIELDS, as_of, control_versions, versions, versions_of
 from spark_jobs.history.store import History
 from spark_jobs.lake.event_table import AppendRules, EventTable
 from spark_jobs.runner.checkpoint import claim
 from spark_jobs.runner.job import Job, Sink, Task, query_of_batch
-from spark_jobs.runner.options import add_table_options
+from spark_jobs.runner.options import add_decimal_scale, add_table_options, add_unfit_values
 from spark_jobs.tables import delta
 from spark_jobs.tables.formats import check_format, format_of
 from spark_jobs.tables.found import PREFIX
@@ -43,6 +44,8 @@ class HistoryJob(Job):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """See `Job.add_options`."""
+        add_decimal_scale(parser)
+        add_unfit_values(parser)
         parser.add_argument(
             "--publish-every",
             type=int,
@@ -54,16 +57,26 @@ class HistoryJob(Job):
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> HistorySink:
         """See `Job.sink`."""
-        return HistorySink(session, topics, options.location, publish_every=options.publish_every)
+        fails = options.unfit_values == "fail"
+        return HistorySink(session, topics, options.location, publish_every=options.publish_every, fails_at_unfit=fails)
 
 
 class HistorySink(Sink):
     """Sink that appends batches, each once."""
 
     def __init__(
-        self, session: SparkSession, topics: Topics, place: str | Location, *, publish_every: int = _PUBLISH_EVERY
+        self,
+        session: SparkSession,
+        topics: Topics,
+        place: str | Location,
+        *,
+        publish_every: int = _PUBLISH_EVERY,
+        fails_at_unfit: bool = False,
     ) -> None:
-        """If `publish_every` is 0, no tables of intervals are written."""
+        """If `publish_every` is 0, no tables of intervals are written.
+
+        With `fails_at_unfit` a value that no column can hold is an error when they are.
+        """
         self._history = History(session, place)
         # A control record's `seq` is its offset, at which a topic that was created again has another record.
         identity = ("seq", "row")
@@ -79,6 +92,7 @@ class HistorySink(Sink):
         self._topics = topics
         self._control = [topics.control(name) for name in HistoryJob.control_topics]
         self._publish_every = publish_every
+        self._fails_at_unfit = fails_at_unfit
         self._unpublished = 0
         self._is_prepared = False
         self._published: dict[str, str] = {}
@@ -89,7 +103,7 @@ class HistorySink(Sink):
         changes = parse(told, source_fields=SOURCE_FIELDS, control=self._control, names=names)
         self._table.append(versions(changes), batch, query)
         if not self._is_prepared:
-            self._history.prepare()
+            self._history.prepare(self._topics.scales)
             self._is_prepared = True
         self._unpublished += 1
         if self._publish_every and self._unpublished >= self._publish_every:
@@ -108,7 +122,7 @@ class HistorySink(Sink):
 
     def _publish(self) -> None:
         for name in self._history.spaces():
-            table = self._history.bring_up_to_date(name)
+            table = self._history.bring_up_to_date(name, UnfitValues(fails=True) if self._fails_at_unfit else None)
             if isinstance(table, str):
                 self._published[name] = table
         self._history.empty_former()
@@ -155,7 +169,7 @@ class HistoryOf(Task):
         )
         writer.trigger(availableNow=True).start().awaitTermination()
         history.add_control(control_versions(known.read(session, beside(source, "_control"))))
-        history.prepare()
+        history.prepare({})  # the records of forms have the scales that the table of events was made with
         for name in history.spaces():
             history.bring_up_to_date(name)
         history.empty_former()

@@ -10,6 +10,7 @@ A space is identified by its id, so its history includes changes under its forme
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +21,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract import control_topics
 from spark_jobs.contract.forms import Form, Forms
+from spark_jobs.contract.scales import Scales, with_scales
+from spark_jobs.contract.unfit_values import UnfitValues
 from spark_jobs.errors import JobError
 from spark_jobs.history.intervals import ENDING_SCHEMA, intervals, seq_at, shown, shown_columns
 from spark_jobs.history.keys import Move, moves, with_moves
@@ -37,6 +40,7 @@ _MOVES: Final = "tarantool_cdc.moves"
 """Table property with the number of changes of keys that no event tells (keys.py)."""
 _IDENTITY: Final = ("_key", "_begin_seq")
 _OTHER_END: Final = "not stored._end_seq <=> new._end_seq"
+_SCALES: Final = "tarantool_cdc.scales"
 _CONTROL: Final = "tarantool_cdc.control"
 """Application of the control records that `History.add_control` appends."""
 
@@ -74,12 +78,17 @@ class History:
         self.format: TableFormat = self._location.format
         self.versions_table: Table = self._location.inner(VERSIONS)
 
-    def prepare(self) -> None:
-        """Have the table of versions tell later what was appended to it, and in a catalog how the tables are named."""
+    def prepare(self, scales: Scales) -> None:
+        """Have the table of versions tell later what was appended to it, and in a catalog how the tables are named.
+
+        `scales` are those of decimals whose forms say none, for all that reads the history.
+        """
         self.format.keep_appended(self._session, self.versions_table)
         template = {} if self._location.path is not None else {TEMPLATE: self._location.template}
-        if not template.items() <= self._state().properties.items():
-            self.format.set_properties(self._session, self.versions_table, template)
+        known = self._state().properties
+        told = {**template, **({_SCALES: json.dumps(dict(scales))} if scales or _SCALES in known else {})}
+        if not told.items() <= known.items():
+            self.format.set_properties(self._session, self.versions_table, told)
 
     def add_control(self, records: DataFrame) -> None:
         """Append those control records (`intervals.control_versions`) that the table doesn't have yet."""
@@ -132,7 +141,8 @@ class History:
 
     def _forms(self) -> Forms:
         records = self.versions().where("space = '~schema' and op = 'schema'").orderBy("seq").collect()
-        return Forms("<prefix>.schema", [row["row"] for row in records])
+        scales: Scales = json.loads(self._state().properties.get(_SCALES, "{}"))
+        return Forms("<prefix>.schema", [with_scales(row["row"], scales) for row in records])
 
     def space(self, name: str) -> Space:
         """Return a space by its last name. Raises JobError if there is none."""
@@ -144,17 +154,17 @@ class History:
             )
         return spaces[name]
 
-    def intervals(self, name: str, keys: DataFrame | None = None) -> DataFrame:
+    def intervals(self, name: str, keys: DataFrame | None = None, unfit: UnfitValues | None = None) -> DataFrame:
         """Return all intervals of a space, up to the last appended event; if `keys` (space_id, key) is given, only of these keys.
 
-        Columns: META_COLUMNS and the fields of the space's last form.
+        Columns: META_COLUMNS and the fields of the space's last form. `unfit` is as in `typed`.
         """
         space = self.space(name)
         own = self.versions().where(F.col("space_id").isin(*space.ids))
         found = own if keys is None else own.join(keys, ["space_id", "key"], "left_semi")
         endings = self._endings(own, space)
         stale = [*space.stale(), *self._lost(own, space)]
-        return shown(intervals(with_moves(found, endings, self._moves(space)), endings), space.form, stale)
+        return shown(intervals(with_moves(found, endings, self._moves(space)), endings), space.form, stale, unfit)
 
     @staticmethod
     def _lost(own: DataFrame, space: Space) -> list[tuple[int, int]]:
@@ -172,7 +182,7 @@ class History:
         """Return the seq of the last event at a moment; see intervals.seq_at."""
         return seq_at(self.versions(), moment)
 
-    def bring_up_to_date(self, name: str) -> Table:
+    def bring_up_to_date(self, name: str, unfit: UnfitValues | None = None) -> Table:
         """Update the space's table of intervals, and return it. A repeated call without new versions changes nothing."""
         space, table = self.space(name), self._table(name)
         appended = self._state().version
@@ -188,7 +198,7 @@ class History:
         properties = {_FORM: space.form.to_json(), _APPENDED: str(appended), _MOVES: count}
         if is_current and known.get(_MOVES, "0") == "0" == count:
             try:
-                self._merge_new(space, table, int(known[_APPENDED]), appended)
+                self._merge_new(space, table, int(known[_APPENDED]), appended, unfit)
                 self.format.set_properties(self._session, table, properties)
                 return table
             except NameTakenError:
@@ -196,16 +206,16 @@ class History:
             except (PySparkException, Py4JError) as error:
                 if not self.format.are_gone(error):
                     raise
-        self.format.overwrite(self.intervals(name), table, properties=properties)
+        self.format.overwrite(self.intervals(name, None, unfit), table, properties=properties)
         return table
 
-    def _merge_new(self, space: Space, table: Table, after: int, up_to: int) -> None:
+    def _merge_new(self, space: Space, table: Table, after: int, up_to: int, unfit: UnfitValues | None) -> None:
         """Merge the intervals of the keys that these versions of the table of versions have changed."""
         fresh = self.format.appended(self._session, self.versions_table, after, up_to)
         fresh = fresh.where(F.col("space_id").isin(*space.ids) | (F.col("op") == "snapshot"))
         ends_many = not fresh.where("op in ('t', 'snapshot')").isEmpty()
         keys = None if ends_many else fresh.select("space_id", "key").where("key is not null").distinct()
-        new = self.intervals(space.form.space, keys)
+        new = self.intervals(space.form.space, keys, unfit)
         self.format.upsert(self._session, table, new, _IDENTITY, _OTHER_END)
 
     def _endings(self, own: DataFrame, space: Space) -> DataFrame:

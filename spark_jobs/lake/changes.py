@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.contract.avro_envelope import read_again
 from spark_jobs.contract.envelope import SOURCE, parse
+from spark_jobs.contract.scales import unused, with_scales
 from spark_jobs.contract.source import Topics
 from spark_jobs.lake.change_rows import (
     CHANGELOG_COLUMNS,
@@ -38,6 +39,9 @@ from spark_jobs.lake.typed_events import TypedEventsSink
 from spark_jobs.lake.watermark import Ends, distance
 from spark_jobs.runner.checkpoint import MadeTables
 from spark_jobs.runner.job import Job, Sink
+from spark_jobs.runner.options import add_decimal_scale, add_unfit_values
+from spark_jobs.runner.output import tell
+from spark_jobs.runner.unfit_counts import UnfitCounts
 from spark_jobs.tables import delta
 from spark_jobs.tables.codegen import varying
 from spark_jobs.tables.format import TableFormat
@@ -75,6 +79,8 @@ class Events(Job):
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """See `Job.add_options`."""
         add_deduplicate(parser)
+        add_decimal_scale(parser)
+        add_unfit_values(parser)
         parser.add_argument(
             "--typed",
             action="store_true",
@@ -91,7 +97,8 @@ class Events(Job):
         always = options.deduplicate == "always"
         if options.typed:
             made = MadeTables(session, options.checkpoint)
-            return TypedEventsSink(session, topics, options.location, made, always=always)
+            unfit = UnfitCounts("after", fails=options.unfit_values == "fail")
+            return TypedEventsSink(session, topics, options.location, made, always=always, unfit=unfit)
         return self.untyped(session, topics, options, AppendRules(looks_for_all=always))
 
     @abstractmethod
@@ -217,11 +224,19 @@ class ChangesSink(EventsSink):
         # Written before the events, so that the table has no event whose form is missing.
         ends = self._positions.ends(KINDS)
         if ends != self._control_ends:
-            self._control.write(self._positions.control_records())
+            self._write_control()
             self._control_ends = ends
         if self._is_small(batch):
             records = records.coalesce(records.sparkSession.sparkContext.defaultParallelism)
         super().write(records, batch, query)
+
+    def _write_control(self) -> None:
+        scales, found = self._topics.scales, list(self._positions.control_records())
+        if self._control_ends is None and (names := unused((text for kind, _, text in found if kind == "schema"), scales)):
+            tell(f"--decimal-scale: no space has such a decimal so far: {', '.join(names)}")
+        self._control.write(
+            (kind, position, with_scales(text, scales) if scales and kind == "schema" else text) for kind, position, text in found
+        )
 
     def _rows(self, records: DataFrame, batch: int) -> DataFrame:
         return event_rows(self._parsed(records), self._layout.columns, varying(batch).alias("batch"))

@@ -17,6 +17,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType, Tim
 from spark_jobs.contract.forms import META_COLUMNS, Form, Version
 from spark_jobs.contract.python_function import python_function
 from spark_jobs.contract.row_texts import Fold, relabel, typed
+from spark_jobs.contract.unfit_values import UnfitValues
 
 META_SCHEMA = StructType(
     [
@@ -90,15 +91,20 @@ def latest(events: DataFrame, *, has_patches: bool, is_latest: bool = False) -> 
     )
 
 
-def newest_rows(base: DataFrame | None, unmerged: Unmerged, form: Form, *, fails_without_row: bool) -> DataFrame:
+def newest_rows(
+    base: DataFrame | None, unmerged: Unmerged, form: Form, *, fails_without_row: bool, unfit: UnfitValues | None = None
+) -> DataFrame:
     """Return the rows that result from the events, one per key: META_COLUMNS, `_deleted` and the form's columns.
 
     `base` are the merged rows, to which patches are applied. With `fails_without_row` an UPDATE without a row ends the query.
+    `unfit` is as in `typed`.
     """
-    return _newest_with_hash(base, unmerged, form, fails_without_row=fails_without_row).drop(_HASH)
+    return _newest_with_hash(base, unmerged, form, fails_without_row=fails_without_row, unfit=unfit).drop(_HASH)
 
 
-def _newest_with_hash(base: DataFrame | None, unmerged: Unmerged, form: Form, *, fails_without_row: bool) -> DataFrame:
+def _newest_with_hash(
+    base: DataFrame | None, unmerged: Unmerged, form: Form, *, fails_without_row: bool, unfit: UnfitValues | None
+) -> DataFrame:
     """Return `newest_rows` with the column _HASH."""
     boiled = latest(unmerged.events, has_patches=unmerged.has_patches, is_latest=unmerged.is_latest)
     whole = boiled if not unmerged.has_patches else boiled.where("image is not null and size(patches) = 0")
@@ -112,25 +118,28 @@ def _newest_with_hash(base: DataFrame | None, unmerged: Unmerged, form: Form, *,
     )
     if unmerged.has_patches:
         rows = rows.unionByName(_folded(boiled, base, unmerged.forms, form, fails_without_row=fails_without_row))
-    return typed(rows, form)
+    return typed(rows, form, unfit)
 
 
-def current_rows(base: Base | None, unmerged: Unmerged | None, form: Form, *, fails_without_row: bool) -> DataFrame:
-    """Return the rows of a space: META_COLUMNS and the form's columns. `fails_without_row` is as in `newest_rows`."""
+def current_rows(
+    base: Base | None, unmerged: Unmerged | None, form: Form, *, fails_without_row: bool, unfit: UnfitValues | None = None
+) -> DataFrame:
+    """Return the rows of a space: META_COLUMNS and the form's columns. The last two arguments are as in `newest_rows`."""
     columns = [*META_COLUMNS, *(f"`{name}`" for name in form.columns())]
-    merged = None if base is None else in_form(base, form)
+    merged = None if base is None else in_form(base, form, unfit)
     if unmerged is None:
         if merged is None:
             raise ValueError("a space needs merged rows or unmerged events")
         return merged.select(*columns)
     kept = merged if merged is None or unmerged.floor < 0 else merged.where(F.col("_seq") > unmerged.floor)
-    newest = _newest_with_hash(kept, unmerged, form, fails_without_row=fails_without_row)
+    newest = _newest_with_hash(kept, unmerged, form, fails_without_row=fails_without_row, unfit=unfit)
     shown = newest.where("not _deleted").select(*columns)
     if kept is None:
         return shown
     if unmerged.count <= _FEW_UNMERGED:
-        # Computing the newest rows a second time is cheaper than shuffling the merged rows.
-        return kept.join(F.broadcast(newest.select("_key")), "_key", "left_anti").select(*columns).unionByName(shown)
+        # Computing the newest rows a second time is cheaper than shuffling the merged rows. Their keys need no columns.
+        again = _newest_with_hash(kept, unmerged, form, fails_without_row=fails_without_row, unfit=None)
+        return kept.join(F.broadcast(again.select("_key")), "_key", "left_anti").select(*columns).unionByName(shown)
     hashed = kept.withColumn(_HASH, F.xxhash64("_key"))
     same_key = (F.col(f"kept.`{_HASH}`") == F.col(f"newest.`{_HASH}`")) & (F.col("kept._key") == F.col("newest._key"))
     both = hashed.alias("kept").join(newest.alias("newest"), same_key, "full")
@@ -139,12 +148,12 @@ def current_rows(base: Base | None, unmerged: Unmerged | None, form: Form, *, fa
     return both.where("newest._deleted is null or not newest._deleted").select(*picked)
 
 
-def in_form(base: Base, form: Form) -> DataFrame:
-    """Return the merged rows with the columns and the field names of `form`."""
+def in_form(base: Base, form: Form, unfit: UnfitValues | None = None) -> DataFrame:
+    """Return the merged rows with the columns and the field names of `form`. `unfit` is as in `typed`."""
     if base.form.columns() == form.columns() and base.form.fields == form.fields:
         return base.rows
     text = _relabelled(F.col("_row"), form, base.form)
-    return typed(base.rows.select("_key", text.alias("_row"), "_seq", "_ts"), form)
+    return typed(base.rows.select("_key", text.alias("_row"), "_seq", "_ts"), form, unfit)
 
 
 def _relabelled(text: Column, form: Form, written: Form | Mapping[Version, Form]) -> Column:

@@ -21,6 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark_jobs.contract.field_types import SUFFIXES, kinds_of, spark_type, value_of
 from spark_jobs.contract.forms import Form, Version, column_name, same_name
 from spark_jobs.contract.row_texts import fields_of
+from spark_jobs.contract.unfit_values import UnfitValues, may_lack
 
 _IMAGES: Final[Mapping[str, str]] = {"old": "before", "new": "after"}
 """Struct columns with typed fields, and the text columns from which they are made."""
@@ -52,17 +53,32 @@ class FieldColumns:
                     columns.append(FieldColumn(field, kind, _free_name(field, kind, columns)))
         return FieldColumns(tuple(columns))
 
-    def add_to(self, events: DataFrame, forms: Mapping[Version, Form]) -> DataFrame:
+    def add_to(self, events: DataFrame, forms: Mapping[Version, Form], unfit: UnfitValues | None = None) -> DataFrame:
         """Return events with `old` and `new`: the rows `before` and `after` as structs of these columns.
 
-        Each event is typed by its own form. `forms` are those that events with rows name.
+        Each event is typed by its own form. `forms` are those that events with rows name. With `unfit`, values of `new` that
+        their columns can't hold are counted, or end the query.
         """
         if not self.columns:
             return events
         # A separate step, because Spark would otherwise parse a text again for each column.
         read = events.select("*", *(fields_of(F.col(text)).alias(f"{_FIELDS}{text}") for text in _IMAGES.values()))
         images = [F.when(F.col(text).isNotNull(), self._struct(text, forms)).alias(name) for name, text in _IMAGES.items()]
-        return read.select(*events.columns, *images)
+        if unfit is None:
+            return read.select(*events.columns, *images)
+        place = F.concat("space", F.lit(" at seq "), "seq")
+        return unfit.checked(read.select("*", *images), self._lacks(forms), "after", place).select(*events.columns, *_IMAGES)
+
+    def _lacks(self, forms: Mapping[Version, Form]) -> dict[str, Column]:
+        """Return the conditions that `new` lacks a value of `after`, by the names of the columns that can't hold any value."""
+        checked = {version: may_lack((one, one) for one in _typed_fields(form)) for version, form in forms.items()}
+        texts, new = F.col(f"{_FIELDS}after"), F.col("new")
+        lacks = {}
+        for column in self.columns:
+            if versions := [version for version, fields in checked.items() if (column.field, column.type) in fields]:
+                is_null = new[column.name].isNull() & texts[column.field].isNotNull()
+                lacks[column.name] = _is_one_of(versions) & is_null
+        return lacks
 
     def to_json(self) -> str:
         """Return the columns as JSON, for a table's properties."""

@@ -21,6 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_jobs.contract.forms import Form, Forms
+from spark_jobs.contract.unfit_values import UnfitValues
 from spark_jobs.errors import JobError
 from spark_jobs.lake import few_events
 from spark_jobs.lake.base_table import BaseTable
@@ -57,9 +58,9 @@ class SpaceRows:
     form: Form
     is_truncated: bool
 
-    def rows(self, *, fails_without_row: bool = False) -> DataFrame:
-        """Return the rows: META_COLUMNS and the form's columns."""
-        return current_rows(self.base, self.unmerged, self.form, fails_without_row=fails_without_row)
+    def rows(self, *, fails_without_row: bool = False, unfit: UnfitValues | None = None) -> DataFrame:
+        """Return the rows: META_COLUMNS and the form's columns. `unfit` is as in `typed`."""
+        return current_rows(self.base, self.unmerged, self.form, fails_without_row=fails_without_row, unfit=unfit)
 
 
 class Lake:

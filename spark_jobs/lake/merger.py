@@ -14,7 +14,6 @@ If a space gets another name or another primary key, the merger moves its rows b
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,6 +39,8 @@ from spark_jobs.lake.positions import Positions
 from spark_jobs.lake.seqs import LakeSeqs
 from spark_jobs.lake.summaries import Summaries, Summary, summary_columns
 from spark_jobs.lake.watermark import Ends, EventsAfterMark, advance, bitmaps, covers, distance, ends_without_records, last_end
+from spark_jobs.runner.output import tell
+from spark_jobs.runner.unfit_counts import UnfitCounts
 from spark_jobs.tables.codegen import interpreting
 
 SHARE: Final = 0.5
@@ -135,6 +136,7 @@ class Merger:
     lake: Lake
     topics: Topics
     rules: MergeRules = MergeRules()
+    unfit: UnfitCounts = field(default_factory=UnfitCounts)
     _spaces: dict[str, _Space] = field(default_factory=dict)
     _seqs: LakeSeqs | None = None
     """None until the first step has found events."""
@@ -285,7 +287,7 @@ class Merger:
         lost = ends_without_records(found, completed, control.started, complete_up_to)
         if lost and lost[0] > self._warned_of:
             self._warned_of = lost[-1]
-            print(_RECORDS_LOST.format(prefix=self.topics.prefix, seq=lost[-1]), file=sys.stderr, flush=True)
+            tell(_RECORDS_LOST.format(prefix=self.topics.prefix, seq=lost[-1]))
         completed += lost
         if found.after == self._mark or complete_up_to >= found.after:
             mark = advance(found, completed, complete_up_to, is_all=is_quiet)
@@ -377,7 +379,7 @@ class Merger:
 
     def _take_in(self, space: str, up_to: int, form: Form, *, is_swept: bool) -> None:
         """Put the events up to `up_to` into a space's table. `is_swept` if a sweep has removed rows without events."""
-        known = self._spaces[space]
+        known, unfit = self._spaces[space], self.unfit.for_write()
         found = self.lake.space_rows(space, up_to, known.table, form, self._summaries)
         fails = not self.rules.skips_missing_rows
         base, unmerged = found.base, found.unmerged
@@ -388,10 +390,16 @@ class Merger:
             return
         is_small = may_merge and known.unmerged < _REWRITTEN * known.rows
         if base is not None and unmerged is not None and is_small:
-            newest = newest_rows(base.rows, unmerged, form, fails_without_row=fails)
+            newest = newest_rows(base.rows, unmerged, form, fails_without_row=fails, unfit=unfit)
+            if not unfit.fails and unfit.is_wanted:
+                unfit.look(newest)
+                newest = newest_rows(base.rows, unmerged, form, fails_without_row=fails)
             if known.table.merge(newest, up_to):
+                self.unfit.add(space, unfit)
                 return
-        known.table.replace(found.rows(fails_without_row=fails), form, up_to)
+            unfit = self.unfit.for_write()
+        known.table.replace(found.rows(fails_without_row=fails, unfit=unfit), form, up_to)
+        self.unfit.add(space, unfit)
 
     # Other names and other primary keys.
 

@@ -19,7 +19,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark_jobs.contract import control_topics
 from spark_jobs.contract.envelope import parse
 from spark_jobs.contract.forms import Form, Forms, Version
+from spark_jobs.contract.scales import with_scales
 from spark_jobs.contract.source import Topics
+from spark_jobs.contract.unfit_values import UnfitValues
 from spark_jobs.errors import JobError
 from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS, event_rows
 from spark_jobs.lake.control import without_control
@@ -27,6 +29,7 @@ from spark_jobs.lake.event_table import AppendRules, EventTable, table_is_gone
 from spark_jobs.lake.field_columns import FieldColumns
 from spark_jobs.runner.checkpoint import MadeTables
 from spark_jobs.runner.job import REFUSED_SCHEMA, Sink
+from spark_jobs.runner.unfit_counts import UnfitCounts
 from spark_jobs.tables.format import TableFormat
 from spark_jobs.tables.location import Location
 from spark_jobs.tables.places import Table
@@ -51,18 +54,21 @@ class TypedEventsSink(Sink):
         made: MadeTables,
         *,
         always: bool = False,
+        unfit: UnfitCounts | None = None,
         read_topic: Callable[[str], DataFrame] | None = None,
     ) -> None:
         """Set the sink up. Raises JobError if the location's path is itself a table.
 
         `made` has the tables that earlier batches have made. With `always` the sink looks up each event in its table before
-        writing it. `read_topic` returns all records of a topic; by default they come from Kafka.
+        writing it. `unfit` says what becomes of values that no column can hold. `read_topic` returns all records of a topic; by
+        default they come from Kafka.
         """
         self._session = session
         self._topics = topics
         self._location = location
         self._made = made
         self._always = always
+        self._unfit = unfit or UnfitCounts("after")
         self._schema_topic = topics.control("schema")
         self._read_topic = read_topic or (lambda topic: topics.read(session, topic))
         self._forms = Forms(self._schema_topic, ())
@@ -79,6 +85,10 @@ class TypedEventsSink(Sink):
             return {}
         return {space: str(self._location.of(space)) for space in self._made.names}
 
+    def counts(self) -> Mapping[str, int]:
+        """See `Sink.counts`."""
+        return self._unfit.metrics()
+
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """See `Sink.write`."""
         records = without_control(records, self._topics)
@@ -92,8 +102,9 @@ class TypedEventsSink(Sink):
                 kept = rows.where(~is_lost)
 
             def append(space: str) -> None:
-                own = kept.where(F.col("space") == space)
-                self._table(space).append(own, forms[space], batch, query, is_new=space not in self._made)
+                own, unfit = kept.where(F.col("space") == space), self._unfit.for_write()
+                self._table(space).append(own, forms[space], batch, query, is_new=space not in self._made, unfit=unfit)
+                self._unfit.add(space, unfit)
 
             if forms:
                 with ThreadPoolExecutor(min(_PARALLEL, len(forms))) as threads:
@@ -116,7 +127,8 @@ class TypedEventsSink(Sink):
         found = rows.groupBy("space", "space_id", "schema_version").agg(has_row).collect()
         needed = [(row["space"], row["space_id"], row["schema_version"]) for row in found if row["has_row"]]
         if not all(self._forms.has(*one) for one in needed):
-            self._forms = Forms(self._schema_topic, control_topics.values(self._read_topic(self._schema_topic)))
+            texts = control_topics.values(self._read_topic(self._schema_topic))
+            self._forms = Forms(self._schema_topic, (with_scales(text, self._topics.scales) for text in texts))
         forms: dict[str, dict[Version, Form]] = {row["space"]: {} for row in found}
         lost: set[Version] = set()
         for space, *version in sorted(needed):
@@ -174,14 +186,23 @@ class TypedEventTable:
         )
         self._columns: FieldColumns | None = None
 
-    def append(self, rows: DataFrame, forms: Mapping[Version, Form], batch: int, query: str, *, is_new: bool) -> None:
+    def append(
+        self,
+        rows: DataFrame,
+        forms: Mapping[Version, Form],
+        batch: int,
+        query: str,
+        *,
+        is_new: bool,
+        unfit: UnfitValues | None = None,
+    ) -> None:
         """Append a batch like `EventTable.append`. `forms` are the forms that the rows name. Raises JobError.
 
-        `is_new`: the table may be missing. Otherwise earlier batches have made it.
+        `is_new`: the table may be missing. Otherwise earlier batches have made it. `unfit` is as in `FieldColumns.add_to`.
         """
         known = self._columns if self._columns is not None else self._known()
         columns = (known or FieldColumns()).with_forms(forms.values())
-        typed = columns.add_to(rows, forms)
+        typed = columns.add_to(rows, forms, unfit)
         # The property with the columns is written before the columns. If the process stops in between, the next write adds them.
         properties = {_COLUMNS: columns.to_json()}
         if known is None:

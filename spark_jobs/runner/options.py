@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
+from spark_jobs.contract.scales import decimal_scale
 from spark_jobs.tables.formats import FORMATS
 
 _SENSITIVE: Final = re.compile(
@@ -105,6 +106,30 @@ def add_table_format(parser: argparse.ArgumentParser) -> None:
         choices=tuple(FORMATS),
         default=next(iter(FORMATS)),
         help="format of the tables: delta, or iceberg (version 3) (default: %(default)s)",
+    )
+
+
+def add_decimal_scale(parser: argparse.ArgumentParser) -> None:
+    """Add --decimal-scale, which the jobs have that keep the forms from which typed columns are made."""
+    parser.add_argument(
+        "--decimal-scale",
+        action="append",
+        default=[],
+        type=decimal_scale,
+        metavar="SPACE[.FIELD]=DIGITS",
+        help="number of digits behind the point of the space's decimals, or of one field, whose type says none: they get one"
+        " column decimal(38,DIGITS) instead of two; repeatable",
+    )
+
+
+def add_unfit_values(parser: argparse.ArgumentParser) -> None:
+    """Add --unfit-values, which the jobs have that write typed columns."""
+    parser.add_argument(
+        "--unfit-values",
+        choices=("null", "fail"),
+        default="null",
+        help="what to do with a value that no column of its field can hold: leave the column null, as the row's text has the"
+        " value, and count it; or end the job (default: %(default)s)",
     )
 
 

@@ -80,7 +80,7 @@ class Metrics:
         self._ended = gauge("batch_timestamp_seconds", "When the newest batch was done, in seconds since 1970")
         gauge("dead_letters", "Records put among the dead letters since the start").set_function(lambda: dead_letters.count)
         for name in counts():
-            gauge(name, f"How many {name} since the start").set_function(partial(_count, counts, name))
+            gauge(name, f"How many {name.replace('_', ' ')} since the start").set_function(partial(_count, counts, name))
 
     def batch(self, batch: Batch) -> None:
         """See `watch.Listener.batch`."""

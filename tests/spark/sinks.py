@@ -15,6 +15,7 @@ from spark_jobs.lake.fresh_views import FreshViews
 from spark_jobs.lake.lake import Lake
 from spark_jobs.lake.merger import SHARE, SHARE_OF_BACKLOG, MergeRules
 from spark_jobs.lake.positions import Positions
+from spark_jobs.runner.unfit_counts import UnfitCounts
 from spark_jobs.tables import delta
 from spark_jobs.tables.folders import folder
 from spark_jobs.tables.format import TableFormat
@@ -51,6 +52,7 @@ def current_sink(
     is_background: bool = False,
     views: FreshViews | None = None,
     table_format: TableFormat = delta,
+    unfit: UnfitCounts | None = None,
     **rules: Any,
 ) -> CurrentSink:
     """The sink of `current`: with a thread of its own for the merges, or as with --available-now."""
@@ -63,4 +65,4 @@ def current_sink(
         changes = ChangesSink(session, topics, lake.changes_table, positions, layout=layout, table_format=lake.format)
     when = {"share": SHARE} if is_background else {"share": SHARE_OF_BACKLOG, "interval_seconds": math.inf}
     merging = MergeRules(**{**when, **rules})
-    return CurrentSink(lake, topics, positions, merging, changes=changes, is_background=is_background, views=views)
+    return CurrentSink(lake, topics, positions, merging, changes=changes, is_background=is_background, views=views, unfit=unfit)
