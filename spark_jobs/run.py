@@ -22,8 +22,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_jobs.audit.job import IMAGES, Audit
+from spark_jobs.audit.job import Audit
+from spark_jobs.audit.sink import IMAGES
 from spark_jobs.contract.envelope import NO_CHANGE_EVENT, with_fault_column
+from spark_jobs.contract.fleet import with_shards
 from spark_jobs.contract.source import Topics
 from spark_jobs.current.job import Current
 from spark_jobs.errors import JobError, operator_message
@@ -180,7 +182,7 @@ def _start(
     place = job.place(options)
     owner = {"job": job.name, "prefix": topics.prefix, **({"place": place} if place else {})}
     check_owner(session, options.checkpoint, owner)
-    control = [topics.control(name) for name in job.control_topics]
+    control = topics.controls(job.control_topics)
     own = None
     if topics.bootstrap_servers:
         own = OwnTopics(session, topics, options.checkpoint, control)
@@ -196,7 +198,7 @@ def _start(
 def _feeder(
     session: SparkSession, job: Job, topics: Topics, own: OwnTopics | None, sink: Sink, gate: Gate, names: Names | None
 ) -> Callable[[DataFrame, int], None]:
-    control = [topics.control(name) for name in job.control_topics]
+    control = topics.controls(job.control_topics)
 
     def feed_next(records: DataFrame, batch: int) -> None:
         query = query_of_batch(session)
@@ -221,6 +223,8 @@ def _follow(session: SparkSession, options: argparse.Namespace) -> int:
             f"{job.name}: no connection to --bootstrap-servers from this host ({reasons}). If Spark can't connect either, the job"
             " ends after about three minutes."
         )
+    if topics.bootstrap_servers:
+        topics = with_shards(session, topics, job.name, takes_fleet=job.takes_fleet(options))
     sink = _sink(session, job, topics, options)
     with contextlib.ExitStack() as stack:
         stack.callback(sink.close)

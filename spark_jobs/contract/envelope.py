@@ -33,6 +33,9 @@ OPTIONAL_TOPICS: Final = ("signal", "notification")
 """Names of control topics that only some daemons have. Under other prefixes, spaces may have these names: what the schema topic
 names, or holds the owner's events, is a space."""
 
+OF_SHARDS: Final = ("buckets",)
+"""Names of further control topics that only the shards of a fleet have."""
+
 ROWS: Final = ("before", "after", "patch", "upsert")
 """The members of an envelope that stay texts."""
 
@@ -62,6 +65,7 @@ SOURCE: Final = StructType(
         StructField("server_version", StringType()),
         StructField("vclock", MapType(StringType(), LongType())),
         StructField("snapshot_id", StringType()),
+        StructField("shard", StringType()),
     ]
 )
 
@@ -71,6 +75,11 @@ TRANSACTION: Final = StructType(
         StructField("total_order", LongType()),
         StructField("data_collection_order", LongType()),
     ]
+)
+
+_UNKNOWN_SHARD: Final = (
+    ", which wasn't there when the job began, or whose topic <prefix>.<shard>.schema the job may not read. The seqs of different"
+    " shards can't be compared. Give the job the right to read that topic, and start it again."
 )
 
 NO_CHANGE_EVENT: Final = "holds something that is no change event"
@@ -86,6 +95,8 @@ class Names:
 
     own: frozenset[str]
     doubt: str | None = None
+    shards: tuple[str, ...] = ()
+    """The shards of a fleet whose events are expected. One of another shard ends the query, if it has the fleet's own name."""
 
 
 _TIMES: Final = ("ts_ms", "ts_us", "ts_ns")
@@ -208,7 +219,7 @@ def parse(
     With `schemas` some of the records are in Avro. These have only the `wanted` members beside `op` and `source`; the others are
     null. If the schemas lack that of a record, the query ends with an error that `Schemas.learn_from` knows.
     """
-    named = () if names is None else ("name",)
+    named = () if names is None else ("name", "shard")
     fields = {*source_fields, *named, *_ALWAYS}
     avro = None if schemas is None else _avro(schemas, fields, wanted)
     changes = records.where(F.col("value").isNotNull())
@@ -316,11 +327,15 @@ def _is_change() -> Column:
 
 def _is_own(names: Names) -> Column:
     """Return a condition: the event has one of the names. A control record has none."""
-    name = F.col("source.name")
+    name, shard = F.col("source.name"), F.col("source.shard")
+    place = F.concat(F.lit("topic "), "topic", F.lit(", partition "), F.col("partition").cast("string"))
+    # In topics that shards share, source.name is the fleet's. Else it ends in the shard, and seqs are those of one daemon.
+    is_strange = shard.isNotNull() & ~shard.isin(*names.shards) & ~F.endswith(name, F.concat(F.lit("."), shard))
+    error = F.raise_error(F.concat(place, F.lit(" has an event of the shard "), shard, F.lit(_UNKNOWN_SHARD)))
     is_own = F.coalesce(name.isin(*names.own), F.lit(True))
+    is_own &= F.when(F.coalesce(is_own & is_strange, F.lit(False)), error.isNull()).otherwise(F.lit(True))
     if names.doubt is None:
         return is_own
-    place = F.concat(F.lit("topic "), "topic", F.lit(", partition "), F.col("partition").cast("string"))
     return is_own | F.raise_error(F.concat(place, F.lit(" has an event of the daemon "), name, F.lit(names.doubt))).isNull()
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from spark_jobs.contract.envelope import Names
@@ -74,6 +74,31 @@ class Owner:
         # Topics that `materialize` of an earlier version made have the new prefix in the events, but not in the schema records.
         own = {prefix} if prefix in names else {prefix, *names}
         return cls(Names(frozenset(own)), topics, routed)
+
+
+def owner_of_fleet(prefix: str, records: Mapping[str, Sequence[str]]) -> Owner:
+    """Return the owner of topics that shards share, by the values of `<prefix>.<shard>.schema` of each shard.
+
+    Spaces may have a topic of each shard, `<prefix>.<shard>.<space>`, beside the shared ones. Raises JobError as `Owner.of`.
+    """
+    each = {shard: Owner.of(prefix, values) for shard, values in records.items() if values}
+    if not each:
+        return Owner.of(prefix, ())
+    known = Owner.of(prefix, [value for values in records.values() for value in values])
+    apart = {
+        (space, topic)
+        for shard, owner in each.items()
+        for space, topic in owner.routed.items()
+        if topic == of_shard(prefix, shard, space)
+    }
+    routed = {space: topic for owner in each.values() for space, topic in owner.routed.items() if (space, topic) not in apart}
+    names = known.names if known.names is not None else Names(frozenset({prefix}))
+    return Owner(replace(names, shards=tuple(records)), known.topics | {topic for _, topic in apart}, routed)
+
+
+def of_shard(prefix: str, shard: str, space: str) -> str:
+    """Return the topic that a space has for one shard alone."""
+    return f"{prefix}.{shard}.{topic_suffix(space)}"
 
 
 def _named(record: str) -> tuple[set[str], set[str]]:

@@ -19,7 +19,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract.avro_records import with_json, with_schemas
 from spark_jobs.contract.avro_schemas import Schemas
-from spark_jobs.contract.envelope import CONTROL_TOPICS, Names, with_fault_column
+from spark_jobs.contract.envelope import CONTROL_TOPICS, OF_SHARDS, OPTIONAL_TOPICS, Names, with_fault_column
 from spark_jobs.contract.owner import Owner, topic_suffix
 from spark_jobs.contract.registry import Registry
 from spark_jobs.contract.scales import Scales
@@ -68,6 +68,8 @@ class Topics:
     """Where the schemas of keys and values in Avro are; None if all of them are JSON."""
     scales: Scales = field(default_factory=dict)
     """Scales of decimals whose format says none."""
+    shards: tuple[str, ...] = ()
+    """The shards of the fleet that writes these topics (fleet.py); empty for one daemon."""
     known: Known = field(default_factory=Known, compare=False, repr=False)
     """What the program that runs a job learns of the prefix's owner (own_topics.py)."""
 
@@ -88,9 +90,24 @@ class Topics:
         )
 
     def control(self, name: str) -> str:
-        """Return the control topic `<prefix>.<name>`."""
+        """Return the control topic `<prefix>.<name>` of the only daemon."""
         assert name in CONTROL_TOPICS
+        assert not self.shards, "each shard has control topics of its own"
         return f"{self.prefix}.{name}"
+
+    def controls(self, names: Iterable[str]) -> list[str]:
+        """Return the control topics with these names: `<prefix>.<name>`, or those of each shard."""
+        return [topic for name in names for topic in self._controls(name)]
+
+    def _controls(self, name: str) -> list[str]:
+        if not self.shards:
+            return [self.control(name)]
+        return [self.control_of(shard, name) for shard in self.shards]
+
+    def control_of(self, shard: str, name: str) -> str:
+        """Return the control topic `<prefix>.<shard>.<name>`."""
+        assert shard in self.shards
+        return f"{self.prefix}.{shard}.{name}"
 
     def of_space(self, space: str) -> str:
         """Return the topic of a space."""
@@ -125,8 +142,12 @@ class Topics:
         Spark would otherwise look for it anywhere in a name.
         """
         prefix = re.escape(self.prefix)
-        spaces = rf"(?!(?:{'|'.join(CONTROL_TOPICS)})$)(?:{self.spaces})"
-        return rf"^(?:{prefix}\.(?:{'|'.join([spaces, *control])}))$"
+        no_spaces = [*CONTROL_TOPICS]
+        if self.shards:
+            no_spaces.append(rf"(?:{'|'.join(self.shards)})\.(?:{'|'.join((*CONTROL_TOPICS, *OPTIONAL_TOPICS, *OF_SHARDS))})")
+        spaces = rf"(?!(?:{'|'.join(no_spaces)})$)(?:{self.spaces})"
+        named = [re.escape(topic.removeprefix(f"{self.prefix}.")) for topic in self.controls(control)]
+        return rf"^(?:{prefix}\.(?:{'|'.join([spaces, *named])}))$"
 
     def check_spaces(self, session: SparkSession) -> None:
         """Raise JobError if `spaces` isn't a regular expression of Java, whose rules differ from Python's."""
@@ -162,13 +183,13 @@ class Topics:
             reader = reader.option("maxOffsetsPerTrigger", self.max_offsets_per_trigger)
         return reader.option("subscribePattern", self.pattern(control)).load()
 
-    def read(self, session: SparkSession, topic: str) -> DataFrame:
-        """Return all records that one topic holds now; no records if there is no such topic."""
+    def read(self, session: SparkSession, *topics: str) -> DataFrame:
+        """Return all records that topics hold now; none of those that don't exist. Control topics aren't read with others."""
         reader = session.read.format("kafka").options(**self.options())
         # Subscribed by pattern: naming a topic that doesn't exist would fail, or create it.
-        records = reader.option("startingOffsets", "earliest").option("subscribePattern", f"^(?:{re.escape(topic)})$").load()
-        records = self._as_json(records)
-        if not self.skip_unreadable or topic in map(self.control, CONTROL_TOPICS):
+        pattern = f"^(?:{'|'.join(map(re.escape, topics))})$"
+        records = self._as_json(reader.option("startingOffsets", "earliest").option("subscribePattern", pattern).load())
+        if not self.skip_unreadable or {*topics} <= {*self.controls(CONTROL_TOPICS)}:
             return records
         return with_fault_column(records).where("sentence is null").drop("sentence")
 

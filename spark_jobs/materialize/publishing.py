@@ -112,7 +112,7 @@ class Publication:
 def tail(prefix: str) -> Column:
     """Return the text for `Publication.tail`: with this prefix, and without the fields that only patches need."""
     source = F.col("source")
-    names = [name for name in SOURCE.names if name not in (_SNAPSHOT_ID, _OF_PATCHES)]
+    names = [name for name in SOURCE.names if name not in (_SNAPSHOT_ID, _OF_PATCHES, "shard")]
     fields = [F.lit(prefix).alias(name) if name == "name" else source[name].alias(name) for name in names]
     # Only events of a snapshot have this member, and it is the last one.
     of_snapshot = F.to_json(F.struct(*fields, source[_SNAPSHOT_ID].alias(_SNAPSHOT_ID)), _NULLS)

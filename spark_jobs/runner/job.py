@@ -141,6 +141,10 @@ class Job(ABC):
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Declare the options that only this job has."""
 
+    def takes_fleet(self, options: argparse.Namespace) -> bool:  # noqa: ARG002 - most jobs don't
+        """Return whether the job can read topics that the shards of a fleet share (`topics.shards`). Otherwise it is refused."""
+        return False
+
     def prepare(self, session: SparkSession, options: argparse.Namespace) -> None:  # noqa: B027 - most need nothing
         """Complete the options before the program uses them. Raises JobError."""
 

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark_jobs.contract import control_topics
 from spark_jobs.contract.envelope import CONTROL_TOPICS, OPTIONAL_TOPICS
 from spark_jobs.contract.kafka_client import Identity, KafkaClient
-from spark_jobs.contract.owner import Owner
+from spark_jobs.contract.owner import Owner, owner_of_fleet
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.runner.checkpoint import CheckpointFile, last_begun_batch, offsets_of_batch
@@ -45,7 +45,8 @@ class OwnTopics:
         self._topics = topics
         self._checkpoint = checkpoint
         self._control = frozenset(control)
-        self._schema = topics.control("schema")
+        self._schemas = topics.controls(["schema"])
+        self._schema = self._schemas[0] if len(self._schemas) == 1 else f"{topics.prefix}.<shard>.schema"
         self._client = KafkaClient(session, topics)
         self._file = CheckpointFile(session, checkpoint, _FILE)
         self._identity = Identity()
@@ -85,7 +86,7 @@ class OwnTopics:
             self._keep(Identity(found.cluster or self._identity.cluster, {**self._identity.topics, **found.topics}))
         unknown = {topic for topic, end in ends.items() if end} - self._own - self._control
         # Also if all topics are known: a space's rows may go to another topic from now on.
-        if self._client.ends([self._schema]) != self._schema_ends:
+        if self._client.ends(self._schemas) != self._schema_ends:
             self._learn(self._client.names(), job)
         self._topics.known.foreign = frozenset(topic for topic in unknown if not self._is_own(topic, ends[topic], job))
 
@@ -120,9 +121,9 @@ class OwnTopics:
 
     def _learn(self, there: Collection[str], job: str) -> None:
         """Read who owns the prefix, and which spaces it has named."""
-        self._schema_ends = self._client.ends([self._schema])
+        self._schema_ends = self._client.ends(self._schemas)
         before = self._topics.known.owner
-        owner = Owner.of(self._topics.prefix, self._schema_records(there))
+        owner = self._owner(there)
         self._topics.known.owner = owner
         if owner.routed:
             self._check_routed(owner.routed)
@@ -142,11 +143,19 @@ class OwnTopics:
         if found:
             raise _elsewhere(self._topics, found)
 
-    def _schema_records(self, there: Collection[str]) -> list[str]:
-        if self._schema not in there:
+    def _owner(self, there: Collection[str]) -> Owner:
+        """Return the owner as the schema topics tell. Raises JobError."""
+        topics = self._topics
+        if not topics.shards:
+            return Owner.of(topics.prefix, self._schema_records(self._schema, there))
+        named = {shard: topics.control_of(shard, "schema") for shard in topics.shards}
+        return owner_of_fleet(topics.prefix, {shard: self._schema_records(topic, there) for shard, topic in named.items()})
+
+    def _schema_records(self, schema: str, there: Collection[str]) -> list[str]:
+        if schema not in there:
             return []
         try:
-            return control_topics.values(self._topics.read(self._session, self._schema))
+            return control_topics.values(self._topics.read(self._session, schema))
         except (PySparkException, Py4JError) as error:
             if _REFUSED not in str(error):
                 raise

@@ -48,6 +48,8 @@ class FakeTopics:
     session: SparkSession
     messages: dict[tuple[str, int], list[Message]] = field(default_factory=dict)
     taken: set[Place] = field(default_factory=set)
+    shards: tuple[str, ...] = ()
+    """Of a fleet; each has control topics of its own."""
 
     def append(self, *messages: Message) -> list[Place]:
         """Append messages, each key to its partition and one without key to all; the places of what was appended."""
@@ -79,8 +81,9 @@ class FakeTopics:
 
     def ends(self, kinds: Sequence[str] = ()) -> Ends:
         """As `Positions.ends`."""
-        control = {f"{PREFIX}.{kind}" for kind in ("schema", "snapshot")}
-        wanted = {f"{PREFIX}.{kind}" for kind in kinds}
+        control, wanted = (
+            {f"{of_shard}.{kind}" for of_shard in self._owners() for kind in named} for named in (("schema", "snapshot"), kinds)
+        )
         return {
             place: len(log) for place, log in self.messages.items() if (place[0] in wanted if kinds else place[0] not in control)
         }
@@ -101,12 +104,16 @@ class FakeTopics:
         """Tell that these have been given to a job."""
         self.taken.update((row["topic"], row["partition"], row["offset"]) for row in records.collect())
 
-    def control_records(self) -> list[tuple[str, int, str]]:
+    def _owners(self) -> list[str]:
+        return [f"{PREFIX}.{shard}" for shard in self.shards] or [PREFIX]
+
+    def control_records(self, shard: str | None = None) -> list[tuple[str, int, str]]:
         """As `Positions.control_records`."""
+        owner = PREFIX if shard is None else f"{PREFIX}.{shard}"
         return [
             (kind, position, message.value)
             for kind in ("schema", "snapshot")
-            for position, message in enumerate(self.messages.get((f"{PREFIX}.{kind}", 0), []))
+            for position, message in enumerate(self.messages.get((f"{owner}.{kind}", 0), []))
             if message.value is not None
         ]
 
@@ -211,6 +218,19 @@ def event(
 def put(op: str, row: Mapping[str, Any], seq: int, **options: Any) -> Message:
     """A change with the whole row, whose key is its field `id`."""
     return event(op, {"id": row["id"]}, seq, {"after": dict(row)}, **options)
+
+
+def by(shard: str, message: Message, *, is_apart: bool = False) -> Message:
+    """The same message of a shard whose fleet shares its topics; `is_apart` if the space's topic is the shard's own."""
+    kind = message.topic.removeprefix(f"{PREFIX}.")
+    is_own = is_apart or kind in ("schema", "snapshot")
+    value = message.value
+    if value is not None:
+        value = value.replace(f'"name":"{PREFIX}",', f'"name":"{PREFIX}","shard":"{shard}",', 1)
+        if is_apart and kind == "schema":
+            table = value.partition('"id":"\\"')[2].partition("\\")[0]
+            value = value.replace('"type":"ALTER",', f'"type":"ALTER","topic":"{shard}.{table}",', 1)
+    return Message(f"{PREFIX}.{shard}.{kind}" if is_own else message.topic, message.key, value)
 
 
 def update(identity: int, patch: Sequence[Mapping[str, Any]], seq: int, **options: Any) -> Message:
