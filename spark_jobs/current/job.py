@@ -82,6 +82,10 @@ class Current(Job):
             " (default: yes)",
         )
 
+    def takes_fleet(self, options: argparse.Namespace) -> bool:
+        """See `Job.takes_fleet`. The table of a job `changes` has the events of all shards in one order."""
+        return options.changes is not None
+
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> CurrentSink:
         """See `Job.sink`."""
         if options.changes is not None and options.decimal_scale:

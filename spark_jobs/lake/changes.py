@@ -34,6 +34,7 @@ from spark_jobs.lake.change_rows import (
 )
 from spark_jobs.lake.control import KINDS, ControlTable, without_control
 from spark_jobs.lake.event_table import USUAL_RULES, AppendRules, EventTable
+from spark_jobs.lake.fleet_changes import FleetChangesSink
 from spark_jobs.lake.positions import KafkaPositions, Positions
 from spark_jobs.lake.typed_events import TypedEventsSink
 from spark_jobs.lake.watermark import Ends, distance
@@ -46,6 +47,7 @@ from spark_jobs.tables import delta
 from spark_jobs.tables.codegen import varying
 from spark_jobs.tables.format import TableFormat
 from spark_jobs.tables.places import Table
+from spark_jobs.tables.state_files import state_folder
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,7 @@ CHANGES_OF_READERS: Final = Layout(
 )
 CHANGES_BY_DATE: Final = Layout({**CHANGES_COLUMNS, "date": DATE}, SOURCE_FIELDS_OF_CHANGES, ("space", "date"), _SKIPS_BY)
 CHANGELOG: Final = Layout(CHANGELOG_COLUMNS, SOURCE.names, ("space", "date"))
+CHANGELOG_OF_FLEET: Final = Layout({**CHANGELOG_COLUMNS, "shard": "source.shard"}, SOURCE.names, ("space", "date"))
 
 _SMALL_BATCH: Final = 10_000
 """Number of records up to which a batch is small: one task per Kafka partition would then take longer than the records do."""
@@ -75,6 +78,10 @@ _SMALL_BATCH: Final = 10_000
 
 class Events(Job):
     """A job that appends every event: its options, and its sink with --typed."""
+
+    def takes_fleet(self, options: argparse.Namespace) -> bool:
+        """See `Job.takes_fleet`. Typed tables have the forms of one daemon."""
+        return not options.typed
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """See `Job.add_options`."""
@@ -118,11 +125,18 @@ class Changes(Events):
         super().add_options(parser)
         parser.add_argument("--partition-by-date", action="store_true", help="partition by the day (UTC) of the change as well")
 
-    def untyped(self, session: SparkSession, topics: Topics, options: argparse.Namespace, rules: AppendRules) -> ChangesSink:
+    def takes_fleet(self, options: argparse.Namespace) -> bool:
+        """See `Job.takes_fleet`. The table of a fleet is searched by space."""
+        return super().takes_fleet(options) and not options.partition_by_date
+
+    def untyped(self, session: SparkSession, topics: Topics, options: argparse.Namespace, rules: AppendRules) -> Sink:
         """See `Events.untyped`."""
         layout = CHANGES_BY_DATE if options.partition_by_date else CHANGES
         positions = KafkaPositions(session, topics, options.checkpoint)
         path: Table = options.location.only(self.name)
+        if topics.shards:
+            state = state_folder(options.location, options.checkpoint, "_plan")
+            return FleetChangesSink(session, topics, path, positions, state, options.location.format)
         return ChangesSink(session, topics, path, positions, layout=layout, rules=rules, table_format=options.location.format)
 
 
@@ -136,7 +150,9 @@ class Changelog(Events):
     def untyped(self, session: SparkSession, topics: Topics, options: argparse.Namespace, rules: AppendRules) -> EventsSink:
         """See `Events.untyped`."""
         table = options.location.only(self.name)
-        return EventsSink(session, topics, table, layout=CHANGELOG, rules=rules, table_format=options.location.format)
+        layout = CHANGELOG_OF_FLEET if topics.shards else CHANGELOG
+        rules = replace(rules, identity=("shard", "seq")) if topics.shards else rules
+        return EventsSink(session, topics, table, layout=layout, rules=rules, table_format=options.location.format)
 
 
 class EventsSink(Sink):

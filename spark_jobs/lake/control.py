@@ -109,4 +109,4 @@ class ControlTable:
 
 def without_control(records: DataFrame, topics: Topics) -> DataFrame:
     """Return the records of the spaces' topics."""
-    return records.where(~F.col("topic").isin(*(topics.control(kind) for kind in KINDS)))
+    return records.where(~F.col("topic").isin(*topics.controls(KINDS)))

@@ -31,6 +31,8 @@ from spark_jobs.tables.places import Table
 
 _CLAIM: Final = "tarantool_cdc.claim "
 """Beginning of the table property with a lane's query, its claim's number, and the highest seq that others may have written."""
+SHARDS: Final = "tarantool_cdc.shards"
+"""Property of a fleet's table: the shards whose events it has. Each of its batches has whole source transactions."""
 _TRIES: Final = 5
 
 
@@ -127,7 +129,7 @@ class EventTable:
         """
         claim = self.take(rows, batch, query)
         if self._rules.looks_for_all:
-            rows = self._missing(rows.dropDuplicates(["seq"]), None)
+            rows = self._missing(rows.dropDuplicates(list(self._rules.identity)), None)
         elif claim.known_seq is not None and not rows.where(F.col("seq") <= claim.known_seq).isEmpty():
             rows = self._missing(rows, claim.known_seq)
         if self._rules.observes_seq:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Final
 
@@ -27,6 +28,7 @@ from spark_jobs.lake import few_events
 from spark_jobs.lake.base_table import BaseTable
 from spark_jobs.lake.control import Control, ControlTable
 from spark_jobs.lake.current_rows import Base, Unmerged, above, current_rows
+from spark_jobs.lake.event_table import SHARDS
 from spark_jobs.lake.forgotten import ForgottenTable
 from spark_jobs.lake.fresh_view import FreshView
 from spark_jobs.lake.late_topics import LateTopics
@@ -139,6 +141,12 @@ class Lake:
         """Return all events, now or in a version of their table; None if there is no such table yet."""
         version = self._changes_version() if version is None else version
         return None if version is None else self.format.read(session or self.session, self.changes_table, version)
+
+    @cached_property
+    def has_whole_batches(self) -> bool:
+        """Whether a source transaction ends with each batch of the table of events, as in that of a fleet."""
+        found = self.format.state(self.session, self.changes_table)
+        return found is not None and SHARDS in found.properties
 
     def _changes_version(self) -> int | None:
         found = self.format.state(self.session, self.changes_table)

@@ -290,7 +290,7 @@ class Merger:
             tell(_RECORDS_LOST.format(prefix=self.topics.prefix, seq=lost[-1]))
         completed += lost
         if found.after == self._mark or complete_up_to >= found.after:
-            mark = advance(found, completed, complete_up_to, is_all=is_quiet)
+            mark = advance(found, completed, complete_up_to, is_all=is_quiet or self.lake.has_whole_batches)
             self._known_seqs.advance(mark, max(found.last, complete_up_to))
         passed = {changes[0][1].seq for changes in control.forms.identity_changes()}
         self._marks_before = {seq: last_end(found, completed, seq - 1) for seq in passed if found.after < seq <= self._mark}

@@ -31,8 +31,8 @@ class Positions(Protocol):
     def read_up_to(self, batch: int) -> Ends:
         """Return the offsets at which a batch's records end."""
 
-    def control_records(self) -> Iterable[tuple[str, int, str]]:
-        """Return all values of the control topics: kind, position, value."""
+    def control_records(self, shard: str | None = None) -> Iterable[tuple[str, int, str]]:
+        """Return all values of the control topics, of a fleet those of one shard: kind, position, value."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class KafkaPositions:
         """See `Positions.ends`. Topics of others under the prefix don't count: nothing waits for their events."""
         self._client = self._client or KafkaClient(self.session, self.topics)
         if kinds:
-            return self._client.ends([self.topics.control(kind) for kind in kinds])
+            return self._client.ends(self.topics.controls(kinds))
         return self._client.ends([topic for topic in self._client.of_spaces() if topic not in self.topics.known.foreign])
 
     def last_batch(self) -> int | None:
@@ -59,11 +59,12 @@ class KafkaPositions:
         """See `Positions.read_up_to`. The offsets come from the checkpoint, where Spark wrote them before the batch began."""
         return offsets_of_batch(self.session, self.checkpoint, batch)
 
-    def control_records(self) -> list[tuple[str, int, str]]:
+    def control_records(self, shard: str | None = None) -> list[tuple[str, int, str]]:
         """See `Positions.control_records`."""
         found = []
         for kind in KINDS:
-            records = self.topics.read(self.session, self.topics.control(kind)).where(F.col("value").isNotNull())
+            topic = self.topics.control(kind) if shard is None else self.topics.control_of(shard, kind)
+            records = self.topics.read(self.session, topic).where(F.col("value").isNotNull())
             rows = records.select("offset", F.col("value").cast("string").alias("value")).collect()
             found += [(kind, int(row["offset"]), str(row["value"])) for row in rows]
         return found

@@ -63,6 +63,10 @@ class Seqs:
         """Return the seq of the last of the first `count` bits; `after` for none."""
         return self.after + count + sum(seqs for place, seqs in self.left_out if place < count)
 
+    def events(self, after: int, up_to: int) -> int:
+        """Return the number of events that are present after a seq and up to another one."""
+        return (_first_bits(self.present, max(self.count(up_to), 0)) >> max(self.count(after), 0)).bit_count()
+
     def count(self, seq: int) -> int:
         """Return the number of bits up to a seq. Behind the bits up to a seq that has none, an event is missing."""
         count = seq - self.after
@@ -110,14 +114,15 @@ class EventsAfterMark:
         return counts
 
 
-def bitmaps(events: DataFrame, *more: Column) -> DataFrame:
-    """Return the bitmaps of a frame of events, per space, bucket of `seq`, and form. The aggregates `more` come last.
+def bitmaps(events: DataFrame, *more: Column, by: Sequence[str] = ("space", "space_id", "schema_version")) -> DataFrame:
+    """Return the bitmaps of a frame of events, per space, bucket of `seq`, and form, or as `by` says.
 
-    They mark the events that are present, that begin a transaction, and that belong to a snapshot.
+    The aggregates `more` come last. The bitmaps mark the events that are present, that begin a
+    transaction, and that belong to a snapshot.
     """
     place = "bitmap_bit_position(seq)"
     bucket = F.expr("bitmap_bucket_number(seq)").alias("bucket")
-    return events.groupBy("space", bucket, "space_id", "schema_version").agg(
+    return events.groupBy(by[0], bucket, *by[1:]).agg(
         F.expr(f"bitmap_construct_agg({place})").alias("present"),
         F.expr(f"bitmap_construct_agg(if(total_order is null or total_order = 1, {place}, null))").alias("begins"),
         F.expr(f"bitmap_construct_agg(if(snapshot = 'true', {place}, null))").alias("from_snapshot"),
