@@ -35,8 +35,8 @@ _NULLS_AT_THE_END: Final = r"""r'(?:,"(?:[^"\\]|\\.)*":null)+\}$'"""
 TRANSACTION_SCHEMA: Final = "id string, space string, seen bigint, expected bigint, start bigint, last bigint"
 
 
-def slim(changes: DataFrame) -> DataFrame:
-    """Reduce changes to the columns that the audit needs; images only as hashes.
+def slim(changes: DataFrame, *more: Column) -> DataFrame:
+    """Reduce changes to the columns that the audit needs, with the columns `more`; images only as hashes.
 
     If the space's format is altered between two changes of a row, its images have the same values under different names.
     Therefore there are two hashes: of the text, and of the values alone. Both are without the nulls at the row's end: in Avro an
@@ -67,6 +67,7 @@ def slim(changes: DataFrame) -> DataFrame:
         F.xxhash64(_shortened("after")).alias("after_text"),
         _stored_before("before", _values_hash).alias("before_values"),
         _values_hash(_shortened("after")).alias("after_values"),
+        *more,
     )
 
 

@@ -18,6 +18,7 @@ from spark_jobs.contract import control_topics
 from spark_jobs.contract.envelope import parse
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
+from spark_jobs.lake.event_table import SHARDS
 from spark_jobs.tables import delta
 from spark_jobs.tables.formats import format_of
 from spark_jobs.tables.found import PREFIX
@@ -119,6 +120,11 @@ class TableSource:
     def prefix(self) -> str:
         """Return the topic prefix of the table's events. Raises JobError if there is no such table."""
         state = self._format.state(self._session, self._table)
+        if state is not None and SHARDS in state.properties:
+            raise JobError(
+                f"The table in {self._table} has the events of a fleet, with numbers that the job `changes` has given them. Audit"
+                " the topics: start `audit` with --bootstrap-servers and the fleet's --prefix."
+            )
         found = None if state is None else state.properties.get(PREFIX)
         if found is None or not self._has_offsets():
             raise JobError(

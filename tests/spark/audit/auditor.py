@@ -10,7 +10,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from spark_jobs.audit.job import AuditSink
+from spark_jobs.audit.sink import AuditSink
 from spark_jobs.audit.sources import TopicSource
 from spark_jobs.contract.source import Topics
 from spark_jobs.tables import delta
@@ -49,7 +49,7 @@ class Auditor:
         self.topics.append(*messages)
         ranges = {}
         for place, log in self.topics.messages.items():
-            if place[1] in only and not place[0].endswith(".schema"):
+            if place[1] in only and not place[0].endswith((".schema", ".buckets")):
                 ranges[place] = (self._taken.get(place, 0), len(log))
                 self._taken[place] = len(log)
         self.records = self.topics.slice(ranges)
@@ -76,7 +76,7 @@ class Auditor:
             {
                 (topic, partition): (offsets.get(topic, {}).get(str(partition), 0), len(log))
                 for (topic, partition), log in self.topics.messages.items()
-                if topic.rpartition(".")[2] not in ("schema", "snapshot", "transaction")
+                if topic.rpartition(".")[2] not in ("schema", "snapshot", "transaction", "buckets")
             }
         )
 

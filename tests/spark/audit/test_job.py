@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs import run
-from spark_jobs.audit import facts, job, state
+from spark_jobs.audit import facts, sink, state
 from spark_jobs.audit.sources import TableSource
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
@@ -97,7 +97,7 @@ def test_what_a_batch_leaves_open_the_next_one_settles(auditor: Auditor, monkeyp
     """Each fault's two halves are in two batches. The first process of each batch is killed when it has appended the images and
     not yet kept its state, the second one before Spark notes the batch as done; and each one compacts the images.
     """
-    monkeypatch.setattr(job, "_COMPACT_EVERY", 1)
+    monkeypatch.setattr(sink, "COMPACT_EVERY", 1)
     first = put("c", row(1), 1)
     batches = [
         [first, put("c", row(2), 2), put("c", row(6), 3)],
@@ -144,7 +144,7 @@ def test_numbers_that_retention_has_taken_are_no_gap(spark: SparkSession, tmp_pa
 def test_transactions_are_judged_where_retention_has_taken_others_and_left_their_ends(
     auditor: Auditor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (job, state):
+    for module in (sink, state):
         monkeypatch.setattr(module, "TRANSACTIONS_MAX", 3)
     # The space's topic has nothing of these any more.
     ends = [message for lsn in range(1, 8) for message in together(f"1:{lsn}", put("c", row(1), lsn))[1:]]

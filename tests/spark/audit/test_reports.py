@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from spark_jobs.audit import job
+from spark_jobs.audit import sink
 from spark_jobs.audit.numbers import BUCKET_BITS, BUCKET_SIZE
 from spark_jobs.audit.state import Finding, State
 from spark_jobs.errors import JobError
@@ -112,7 +112,7 @@ def test_killed_behind_its_last_batch_it_reports_at_the_next_start_what_it_would
 
 
 def test_of_too_many_gaps_it_says_how_many_more_there_are(reporter: Reporter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "_FINDINGS_MAX", 2)
+    monkeypatch.setattr(sink, "FINDINGS_MAX", 2)
     reporter.give(1, 3, 5, 7, *range(11, 19))
     reporter.sink.finish()
     assert reporter.kinds() == [("gap", 2), ("gap", 4), ("gap", 6)]
