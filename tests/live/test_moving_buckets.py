@@ -214,7 +214,7 @@ def test_consumers_see_nothing_of_moves(
         router.move()
     trouble.end()
     wait_for("both have caught up", fleet.caught_up, 600)
-    wait_for("no bucket waits", lambda: not any(_waiting(state) for state in fleet.statuses().values()), 300)
+    wait_for("no bucket waits", lambda: not any(is_waiting(state) for state in fleet.statuses().values()), 300)
     print(dict(router.outcomes), dict(trouble.count), sum(map(len, router.changes.values())), "changes")
     assert run.terminate(120) == 0, run.log_text()
     fleet.events()
@@ -233,6 +233,7 @@ def test_consumers_see_nothing_of_moves(
         assert seen or changes[-1][2] is None, (seed, key)
 
 
-def _waiting(state: dict[str, Any]) -> bool:
+def is_waiting(state: dict[str, Any]) -> bool:
+    """Whether rows of a bucket wait in a shard, by its status."""
     status = state.get("status")
     return status is None or status["buckets"] is None or bool(status["buckets"]["waiting"])
