@@ -124,8 +124,7 @@ class Sender:
                         if by_batch is not None and not isinstance(part, Addressed):
                             break
                 if start == len(parts):
-                    self._producer.poll(0)
-                    return
+                    break
                 following = parts[start]
                 if count is None and isinstance(following, Broadcast):
                     count = self._partition_count(following.topic)  # without the lock, as it may take seconds
@@ -135,6 +134,14 @@ class Sender:
                 part = parts[start]
                 topic = part.topic if isinstance(part, Broadcast) else part[0] if isinstance(part, tuple) else part[within][0]
                 raise self._refusal(error, topic) from error
+        self._poll()
+
+    def _poll(self) -> None:
+        """Have the producer's callbacks called. Raises the error that has made the producer unusable meanwhile."""
+        try:
+            self._producer.poll(0)
+        except KafkaException as error:
+            raise writing_error(self._first_error(error.args[0]), "a Kafka transaction can't continue") from error
 
     def _put_placed(self, messages: Iterable[Placed]) -> None:
         for message in messages:
@@ -147,7 +154,7 @@ class Sender:
                     raise self._refusal(error, message.topic) from error
                 else:
                     break
-        self._producer.poll(0)
+        self._poll()
 
     def _produce(self, message: Placed) -> None:
         topic, key, value, partition, headers = message

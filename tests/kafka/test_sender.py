@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from cdc.errors import PublishAborted, PublishError
 from cdc.kafka.by_batch import BatchProducer
 from cdc.kafka.delivery import AtLeastOnce, ExactlyOnce
+from cdc.kafka.errors import FencedError
 from cdc.kafka.murmur2 import partition_of
 from cdc.kafka.sender import Sender
 from cdc.positions.position import Position
@@ -170,6 +171,26 @@ def test_who_may_not_see_a_topic_is_told_at_once() -> None:
     sender, _ = asking(KafkaError.TOPIC_AUTHORIZATION_FAILED)
     with pytest.raises(PublishError, match=r"a message for a was refused: .*authorization failed"):
         sender._counted(["a"])
+
+
+class Fenced(Asked):
+    """A producer that takes messages, and notices then that another one has its name."""
+
+    def produce(self, *_: object, **__: object) -> None:
+        """Take a message."""
+
+    def poll(self, _: float) -> int:
+        raise KafkaException(KafkaError(KafkaError._FENCED, "fenced", fatal=True))
+
+
+@pytest.mark.parametrize("is_first_write", [True, False])
+def test_who_is_fenced_when_all_messages_are_taken_is_told(is_first_write: bool) -> None:
+    sender = Sender(cast(Producer, Fenced(None)), lambda: False, nullcontext())
+    if not is_first_write:
+        sender._first_writes.unacknowledged_topics((), time.monotonic())
+        sender._first_writes._whole.add("a")
+    with pytest.raises(FencedError, match="a Kafka transaction can't continue"):
+        sender.send([("a", b"1", b"v")], {"a"})
 
 
 def test_a_topic_that_stays_unknown_ends_the_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
