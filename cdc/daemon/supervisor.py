@@ -55,7 +55,7 @@ from cdc.errors import (
 from cdc.kafka import checkpoint_topic, rights
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.errors import FencedError, ForbiddenError, ProducerLostError
-from cdc.kafka.publisher import Publisher
+from cdc.kafka.publisher import Publisher, check_publisher
 from cdc.kafka.sign_of_life import SignOfLife
 from cdc.ops.request_queue import RequestQueue
 from cdc.ops.stall_watch import StallWatch
@@ -169,6 +169,7 @@ class Daemon:
                     # What is published from here on comes after all that a fenced daemon publishes, and is numbered so.
                     self._former.await_end(self._is_stopping.is_set)
                     self._publisher.writer.awaits_former = self._former.is_awaited
+                    check_publisher(self._publisher)
                     if self._follow(self._publisher, goal):
                         break
                 except CdcError as error:
@@ -468,6 +469,11 @@ class Daemon:
             if checkpoint is None:
                 # Only claiming the name again reveals whether Kafka ends a transaction slowly or the transaction hangs.
                 self._log.warning("Kafka doesn't show the end of the last commit; claiming the name again")
+                self._discard_publisher()
+                return
+            if checkpoint.writer not in self._writers:
+                # A frozen daemon that wakes up may meet an abort before it meets the fence. A new claim finds out.
+                self._log.warning("another process has written the checkpoint; checking which daemon has the name")
                 self._discard_publisher()
                 return
             self._checkpoint = checkpoint

@@ -309,6 +309,13 @@ class Publisher:
         return make_delivery(self._config, self._clients, self._topics, self._loop.complain, timeout_ms, stopping, lock)
 
 
+def check_publisher(publisher: Publisher) -> None:
+    """Raise the error that made the publisher fail, if it failed: while no stream is open, nobody collects."""
+    handover = publisher._exchange.handover
+    if handover.state is State.FAILED and handover.error is not None:
+        raise handover.error
+
+
 @contextmanager
 def _not_fenced_again(name: str) -> Iterator[None]:
     """Another daemon may fence this one right after its claim, or Kafka if it was too slow. The next start finds out which."""

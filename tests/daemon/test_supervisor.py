@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -26,6 +26,7 @@ from cdc.errors import (
     PublishAborted,
     UnsupportedRowError,
 )
+from cdc.kafka.publisher import Publisher
 from cdc.ops import asking
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
@@ -268,3 +269,36 @@ def test_with_take_over_the_address_is_listened_at_once_the_other_has_ended(
     daemon._listener.open_late(threading.Event())
     assert daemon.http_port == port
     daemon._listener.close()
+
+
+class Reloading:
+    """A publisher whose transaction was aborted, and what it reads then."""
+
+    committed = None
+    topics_seen: Mapping[str, list[str]] = {}
+
+    def __init__(self, writer: str) -> None:
+        self._writer = writer
+        self.did: list[str] = []
+
+    def reload(self) -> Checkpoint:
+        self.did.append("reload")
+        return Checkpoint(Position(), writer=self._writer)
+
+    def reset(self) -> None:
+        self.did.append("reset")
+
+    def stop(self, _: float) -> bool:
+        self.did.append("stop")
+        return True
+
+
+@pytest.mark.parametrize(("writer", "did"), [("ours", ["reload", "reset"]), ("another", ["reload", "stop"])])
+def test_after_an_abort_it_goes_on_only_with_its_own_checkpoint(scene: Scene, writer: str, did: list[str]) -> None:
+    """A frozen one may wake up in the middle of a transaction that is aborted meanwhile, as another one has the name."""
+    publisher = Reloading(writer)
+    scene.daemon._publisher = cast(Publisher, publisher)
+    scene.daemon._writers = {"ours"}
+    scene.fail(PublishAborted("a message was refused"))
+    assert publisher.did == did
+    assert (scene.daemon._publisher is None) == (writer == "another")
