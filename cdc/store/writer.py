@@ -240,6 +240,17 @@ class StateWriter:
                 self._position, changed = position, True
         return changed
 
+    def adopt(self, at: Checkpoint) -> None:
+        """Record that the store's rows are those of this position, whose spaces have these forms. Raises StateError.
+
+        For a store that was filled without a position that counts: call this between `flush` and `begin`.
+        """
+        assert at.position is not None
+        assert not self._committed, "the rows are written before their position"
+        records = dict(space_record(self._name, space_id, space) for space_id, space in at.spaces.items())
+        self.store.write((), self._with_position(records, at.position))
+        self._position = at.position
+
     def _with_position(self, records: Mapping[bytes, bytes | None], position: Position) -> list[tuple[bytes, bytes | None]]:
         """Return the records to write with a batch, its position among them."""
         return [*records.items(), position_record(self._name, position, _NOBODY, time.time_ns() // 1_000_000)]

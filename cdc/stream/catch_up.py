@@ -18,7 +18,7 @@ from typing import Final
 
 from cdc.images.pending import no_changes
 from cdc.positions.position import Position
-from cdc.positions.vclock import VClock
+from cdc.positions.vclock import VCLOCK_MAX, VClock
 from cdc.stream.batches.batch import Batch
 from cdc.stream.batches.event_context import EventContext
 from cdc.stream.boundaries import Boundaries
@@ -29,6 +29,9 @@ from cdc.stream.transactions.transaction import Transaction
 CHANGES_MAX: Final = 10_000
 """Maximum number of row changes of the catch-up that are passed on together; fewer once their events would fill a batch."""
 
+ENDLESS: Final = VClock(dict.fromkeys(range(1, VCLOCK_MAX), 2**63 - 1))
+"""Vclock that no stream reaches. A pipeline that catches up to it never publishes: its caller passes only published rows."""
+
 
 class CatchUp:
     """The catch-up from the beginning of a connection up to the position `until`."""
@@ -38,6 +41,8 @@ class CatchUp:
     ) -> None:
         assert context.images is not None, "without images there is nothing to bring up to the published position"
         self.until = until
+        self.is_endless = until.vclock is ENDLESS
+        """Whether everything that comes is published, so that no row has to be looked at for that."""
         self.is_over = False
         self.on_end: Callable[[], None] = lambda: None
         """Called at the end: from there on, the configuration's rules apply."""

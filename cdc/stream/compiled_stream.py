@@ -118,8 +118,9 @@ class CompiledStream:
             yield from self._process(frames, start, suffix)
 
     def _depends_on_rows_alone(self) -> bool:
-        """Return whether events depend on rows and the limbo alone: no catch-up, no schema change is unpublished."""
-        return self._python.catch_up is None and not self._context.spaces.schema.is_touched
+        """Return whether events depend on rows and the limbo alone: no catch-up that will end, no unpublished schema change."""
+        catch_up = self._python.catch_up
+        return (catch_up is None or catch_up.is_endless) and not self._context.spaces.schema.is_touched
 
     def _process(self, frames: CompiledFrames, at: int, suffix: bytes) -> Iterator[Batch]:
         rows, count = frames.rows, len(frames)
@@ -226,7 +227,8 @@ class CompiledStream:
                     builder.announce(self._transaction_topic)
             if not (builder.is_full or (run.is_full and builder.row_count)):
                 break
-            yield self._boundaries.take_batch()
+            catch_up = self._python.catch_up
+            yield self._boundaries.take_batch() if catch_up is None else catch_up.take_batch()
         return at
 
     def _give_up_held(self, suffix: bytes) -> Iterator[Batch]:

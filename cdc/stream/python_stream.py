@@ -68,7 +68,9 @@ class PythonStream:
     def _process(self, transactions: list[Transaction], suffix: bytes, *, are_certain: bool = False) -> Iterator[Batch]:
         for transaction in transactions:
             try:
-                if are_certain:
+                if are_certain and self._catch_up is not None:
+                    yield from self._catch_up.apply(transaction, suffix)
+                elif are_certain:
                     yield from self._publication.publish(transaction, suffix)
                 elif self._catch_up is None:
                     for ready in self._certain(transaction):
