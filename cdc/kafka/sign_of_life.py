@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 import structlog
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
@@ -96,49 +96,99 @@ class SignOfLife:
             structlog.get_logger().debug("a sign of life couldn't be sent", name=self._name, reason=str(error))
 
 
-def listen(
-    clients: KafkaClients, topic: str, name: str, is_stopping: Callable[[], bool], *, apart_from: str | None = None
-) -> Sign | None:
-    """Listen until it is clear whether a daemon of this name is running, apart from the process with the id `apart_from`.
+class Evidence(Protocol):
+    """What is made of what arrives on the checkpoint topic. Times are of this process's monotonic clock, in seconds."""
 
-    Returns the daemon's last sign of life, or None if no daemon runs or a stop was requested. Waits while Kafka doesn't answer.
+    def record_sign(self, sign: Sign, now: float) -> None:
+        """Record a sign of life; a position counts as one, without a host."""
+
+    def record_quiet(self, now: float) -> None:
+        """Record that the partition's leader has nothing more."""
+
+    def record_outage(self, now: float) -> None:
+        """Record that Kafka doesn't answer."""
+
+    def is_decided(self, now: float) -> bool:
+        """Return whether enough is known."""
+
+
+def observe(clients: KafkaClients, topic: str, name: str, is_stopping: Callable[[], bool], evidence: Evidence) -> None:
+    """Listen to the daemon of this name until the evidence is decided, or a stop is requested. Waits while Kafka doesn't answer.
+
     Raises ConnectionLostError if this function's client can't reach Kafka but a new client can.
     """
     consumer = clients.consumer("read_uncommitted")
     reach = Reach([consumer], clients.admin, topic, ConnectionLostError)
-    listening = Listening(time.monotonic())
-    latest = Sign("", "", 0, 0)
     place = TopicPartition(topic, 0, OFFSET_END)
     read_to = -1
     try:
         # Without this request librdkafka looks for the partition's leader half a second later.
         _answers(lambda: consumer.list_topics(topic, _QUERY_SECONDS))
         consumer.assign([place])
-        while not is_stopping() and not listening.is_gone(time.monotonic()):
+        while not is_stopping() and not evidence.is_decided(time.monotonic()):
             message = consumer.poll(_POLL_SECONDS)
             now = time.monotonic()
             if message is None:
                 # Silence counts only while the partition's leader confirms that there are no further records.
                 end = _answers(lambda: consumer.get_watermark_offsets(place, timeout=_QUERY_SECONDS))
                 if end is None or read_to < end[1]:
-                    listening.record_outage(now)
+                    evidence.record_outage(now)
                     reach.check()
+                else:
+                    evidence.record_quiet(now)
             elif (error := message.error()) is None:
                 read_to = (message.offset() or 0) + 1
                 found = _sign_in(name, message.key() or b"", message.value())
-                if found is not None and found.writer != apart_from:
-                    if found.host:
-                        latest = found
-                    listening.record_sign(now)
-                    if listening.is_running:
-                        return latest
+                if found is not None:
+                    evidence.record_sign(found, now)
             elif error.code() == KafkaError._PARTITION_EOF:
                 read_to = message.offset() or 0
             else:
-                listening.record_outage(now)
+                evidence.record_outage(now)
     finally:
         consumer.close()
-    return None
+
+
+class _Presence:
+    """Evidence of whether a daemon is running, apart from the process with the id `apart_from`."""
+
+    def __init__(self, now: float, apart_from: str | None) -> None:
+        self._listening = Listening(now)
+        self._apart_from = apart_from
+        self._latest = Sign("", "", 0, 0)
+
+    @property
+    def found(self) -> Sign | None:
+        """The daemon's last sign; None if it isn't known to run."""
+        return self._latest if self._listening.is_running else None
+
+    def record_sign(self, sign: Sign, now: float) -> None:
+        if sign.is_last or sign.writer == self._apart_from:
+            return
+        if sign.host:
+            self._latest = sign
+        self._listening.record_sign(now)
+
+    def record_quiet(self, now: float) -> None:
+        """Nothing to do: a silence counts from the last sign, or the last outage."""
+
+    def record_outage(self, now: float) -> None:
+        self._listening.record_outage(now)
+
+    def is_decided(self, now: float) -> bool:
+        return self._listening.is_running or self._listening.is_gone(now)
+
+
+def listen(
+    clients: KafkaClients, topic: str, name: str, is_stopping: Callable[[], bool], *, apart_from: str | None = None
+) -> Sign | None:
+    """Listen until it is clear whether a daemon of this name is running, apart from the process with the id `apart_from`.
+
+    Returns the daemon's last sign of life, or None if no daemon runs or a stop was requested. Raises as `observe`.
+    """
+    presence = _Presence(time.monotonic(), apart_from)
+    observe(clients, topic, name, is_stopping, presence)
+    return presence.found
 
 
 def _answers(question: Callable[[], _T]) -> _T | None:
@@ -152,8 +202,8 @@ def _sign_in(name: str, key: bytes, value: bytes | None) -> Sign | None:
     """Return the sign of life in a record. A position that the daemon wrote counts as one, too. None for other records."""
     try:
         identity, content = json.loads(key), json.loads(value or b"null")
-        if identity == {"name": "", "alive": name} and not content["is_last"]:
-            return Sign(content["writer"], content["host"], content["process_id"], content["ts_ms"])
+        if identity == {"name": "", "alive": name} and content is not None:
+            return Sign(content["writer"], content["host"], content["process_id"], content["ts_ms"], content["is_last"])
         if identity == {"name": name} and content is not None:
             return Sign(content["writer"], "", 0, content["ts_ms"])
     except (ValueError, KeyError, TypeError):

@@ -425,7 +425,12 @@ def clients(cluster: Cluster) -> KafkaClients:
 
 def _message(place: TopicPartition, key: bytes | None, value: bytes | None, error: KafkaError | None = None) -> Any:
     return SimpleNamespace(
-        error=lambda: error, key=lambda: key, value=lambda: value, topic=lambda: place.topic, partition=lambda: place.partition
+        error=lambda: error,
+        key=lambda: key,
+        value=lambda: value,
+        topic=lambda: place.topic,
+        partition=lambda: place.partition,
+        offset=lambda: 0,
     )
 
 

@@ -85,7 +85,9 @@ def test_signs_go_on_when_their_producer_finds_no_broker_any_more(monkeypatch: p
     life.close(is_clean=True)
     sign = sign_of_life._sign_in("shop", cluster.records[0][2] or b"", cluster.records[0][3])
     assert sign is not None
-    assert (sign.writer, sign_of_life._sign_in("shop", cluster.records[-1][2] or b"", cluster.records[-1][3])) == ("writer", None)
+    last = sign_of_life._sign_in("shop", cluster.records[-1][2] or b"", cluster.records[-1][3])
+    assert last is not None
+    assert (sign.writer, sign.is_last, last.is_last) == ("writer", False, True)
 
 
 def test_who_listens_ends_where_only_others_find_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
