@@ -78,10 +78,7 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument(name, action="store_true", help=meaning)
 
     run = add_configured("run", _run, "follow the master and publish its changes; SIGTERM stops it cleanly")
-    run.add_argument(
-        "--until-caught-up", action="store_true", help="stop once everything is published that the master had at connection"
-    )
-    run.add_argument("--supervised", type=int, help=argparse.SUPPRESS)  # given by a fleet's process to those that it starts
+    _add_run_arguments(run)
     add_orders(run)
     add_configured("check", _check, "connect, authenticate, vote, compare positions, list what would be published")
     doctor = add_configured("doctor", _doctor, "say what is wrong or will be, in order of harm, and what to change")
@@ -111,6 +108,16 @@ def _parser() -> argparse.ArgumentParser:
     demo = add("demo", _demo, "start real servers with a workload, and watch the changes arrive; ends automatically")
     demo.add_argument("--keep", action="store_true", help="keep the demo's directory")
     return parser
+
+
+def _add_run_arguments(run: argparse.ArgumentParser) -> None:
+    run.add_argument(
+        "--until-caught-up", action="store_true", help="stop once everything is published that the master had at connection"
+    )
+    run.add_argument(
+        "--standby", action="store_true", help="while another daemon of this name runs, wait, and take over when it is gone"
+    )
+    run.add_argument("--supervised", type=int, help=argparse.SUPPRESS)  # given by a fleet's process to those that it starts
 
 
 def _add_position_arguments(position: argparse.ArgumentParser) -> None:
@@ -155,9 +162,11 @@ def _run(options: argparse.Namespace) -> int:
         _log(fleet.shared)
         from cdc.commands.run import run_fleet
 
-        run_fleet(fleet, options.config, until_caught_up=options.until_caught_up, **_orders(options))
+        run_fleet(fleet, options.config, until_caught_up=options.until_caught_up, standby=options.standby, **_orders(options))
         return 0
     settings = _load_and_log(options)
+    if options.standby:
+        settings = settings.model_copy(update={"standby": True})
     from cdc.commands.run import run
 
     run(settings, until_caught_up=options.until_caught_up, supervised=options.supervised, **_orders(options))

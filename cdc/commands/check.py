@@ -103,7 +103,7 @@ def examine(config: Config, tell: Tell) -> Examination:
         findings += check_start.of_settings(config, settings)
     keys = {finding.key for finding in findings if finding.is_failure}
     findings += check_start.of_registry(config)
-    findings += check_start.of_state_path(config, stored, is_running="name" in keys)
+    findings += check_start.of_state_path(config, stored, is_running=any(finding.key == "name" for finding in findings))
     findings += of_store
     findings += check_start.of_lost_forms(config, stored, in_store)
     judged = _Check(say, "state.path")

@@ -47,6 +47,7 @@ from cdc.store.files import has_data, in_use, is_held_by_daemon, is_locked, tran
 from cdc.store.store import StateStore
 from cdc.stream.commits.checkpoint import Checkpoint, fold
 from cdc.stream.commits.former_topics import spaces_by_topic
+from cdc.stream.commits.ownership import NameTakenError
 from cdc.stream.reports import patterns
 from cdc.stream.snapshots.choice import SnapshotChoice
 from cdc.upstream import joining
@@ -95,7 +96,7 @@ def of_kafka(config: Config, stored: Checkpoint, store: Position | None = None) 
     if is_locked(directory):
         yield Finding("state.path", str(in_use(directory)))
         return
-    yield from _failure("name", lambda: _check_alone(config, stored))
+    yield from _of_name(config, stored)
 
 
 def of_registry(config: Config) -> Iterator[Finding]:
@@ -214,8 +215,17 @@ def _check_address(config: Config) -> None:
     try_to_listen(address)
 
 
-def _check_alone(config: Config, stored: Checkpoint) -> None:
-    admission.check_alone(config, stored, StateDirectoryLock.holders_of(admission.store_path(config)), lambda: False)
+def _of_name(config: Config, stored: Checkpoint) -> Iterator[Finding]:
+    """Yield a finding if another daemon of the name runs, for which a standby would wait."""
+    try:
+        admission.check_alone(config, stored, StateDirectoryLock.holders_of(admission.store_path(config)), lambda: False)
+    except NameTakenError as error:
+        if config.standby:
+            yield Finding("name", f"{error.message}: this one would be its standby", is_failure=False, is_well=True)
+        else:
+            yield Finding("name", str(error))
+    except CdcError as error:
+        yield Finding("name", str(error), may_heal=error.remedy is Remedy.WAIT)
 
 
 def of_settings(config: Config, settings: Mapping[str, Settings]) -> Iterator[Finding]:
@@ -302,6 +312,8 @@ def _check_store(config: Config, stored: Checkpoint, *, is_running: bool) -> Non
     try:
         admission.check_store(config, stored)
     except StateMissingError as error:
+        if is_running and config.standby:
+            return  # a standby fills a store of its own
         if is_running:
             error.hint = (
                 "The running daemon has it in a state.path of its own: to replace that daemon, stop it and name that "

@@ -50,10 +50,10 @@ def _at_any_port(config: Config) -> Config:
     return config.model_copy(update={"http": http})
 
 
-def run_fleet(fleet: Fleet, file: Path, *, until_caught_up: bool, **orders: bool) -> None:
+def run_fleet(fleet: Fleet, file: Path, *, until_caught_up: bool, standby: bool, **orders: bool) -> None:
     """Run the daemons of all shards. Raises the error that an operator must see."""
     options = [f"--{name.replace('_', '-')}" for name, is_given in orders.items() if is_given]
-    daemon = FleetDaemon(fleet, command(str(file), until_caught_up=until_caught_up), options)
+    daemon = FleetDaemon(fleet, command(str(file), until_caught_up=until_caught_up, standby=standby), options)
     for number, act in signals.handlers(daemon.stop).items():
         signal.signal(number, lambda *_, act=act: act())
     signal.signal(signal.SIGUSR2, lambda *_: daemon.pass_on(signal.SIGUSR2))

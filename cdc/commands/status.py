@@ -54,6 +54,13 @@ def readable_fleet(found: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def _state(status: dict[str, Any]) -> str:
+    standby = status.get("standby")
+    if standby is None:
+        return str(status["state"])
+    return f"{status['state']}, {'ready to take over' if standby['is_ready'] else 'not ready to take over'}"
+
+
 def readable(status: dict[str, Any]) -> str:
     """Return /status as text for people."""
     upstream, position, kafka = status["upstream"], status["position"], status["kafka"]
@@ -63,7 +70,7 @@ def readable(status: dict[str, Any]) -> str:
     address = f"{upstream['address']}, {upstream['version']}, uuid {upstream['uuid']}, idle {upstream['idle_seconds']} s"
     lines = [
         ("name", status["name"]),
-        ("state", status["state"] + (f" ({status['error']})" if status["error"] else "")),
+        ("state", _state(status) + (f" ({status['error']})" if status["error"] else "")),
         ("upstream", address if upstream["address"] is not None else "none yet"),
         ("replica set", upstream["replicaset_uuid"] or "not known yet"),
         ("checkpoint", f"{_vclock(position['checkpoint'])} of received {_vclock(position['received'])}"),

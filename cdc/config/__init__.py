@@ -277,6 +277,8 @@ class Config(BaseSettings):
     )
 
     name: Name
+    standby: bool = False
+    """Wait, while another daemon of this name runs, and take over when it is gone."""
     source: SourceSection
     snapshot: SnapshotSection = SnapshotSection()
     spaces: SpacesSection = SpacesSection()

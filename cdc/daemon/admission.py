@@ -62,6 +62,11 @@ class StartOptions:
     take_prefix: bool = False
     """Claim the prefix of a daemon of another name, which is gone for good."""
 
+    @property
+    def claims_at_once(self) -> bool:
+        """Whether the operator has decided that this daemon is the one."""
+        return self.take_over or self.rebuild_state
+
     def added_to(self, hint: str) -> str:
         """Return the hint with the options it names added to those already given."""
         given = [f"--{name.replace('_', '-')}" for name in _OPTION_NAMES if getattr(self, name)]

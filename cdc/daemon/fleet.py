@@ -180,9 +180,9 @@ class FleetDaemon:
         return found
 
 
-def command(config_file: str, *, until_caught_up: bool) -> Command:
+def command(config_file: str, *, until_caught_up: bool, standby: bool = False) -> Command:
     """Return the command of a shard's daemon."""
-    options: Final = ["--until-caught-up"] if until_caught_up else []
+    options: Final = [*(["--until-caught-up"] if until_caught_up else []), *(["--standby"] if standby else [])]
 
     def of_shard(name: str, descriptor: int) -> Sequence[str]:
         begin = [sys.executable, "-m", "cdc", "run", "--config", config_file]

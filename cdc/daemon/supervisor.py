@@ -38,6 +38,7 @@ from cdc.daemon.listener import Listener
 from cdc.daemon.members import Members
 from cdc.daemon.row_path import new_row_work_lock, path_of, tune_garbage_collector
 from cdc.daemon.source import NewSource
+from cdc.daemon.standby import Standby
 from cdc.daemon.start import known_before, options_of
 from cdc.errors import (
     CdcError,
@@ -95,6 +96,8 @@ class Daemon:
         self._writer: StateWriter | None = None
         self._checkpoint = Checkpoint()
         self._directory_lock: StateDirectoryLock | None = None
+        # Whether this process has waited for the end of the one that had the name.
+        self._has_stood_by = False
         # Whether the store belongs to the checkpoint's writer, or --rebuild-state allows any store.
         self._is_store_ours = True
         self._life: SignOfLife | None = None
@@ -151,10 +154,11 @@ class Daemon:
         try:
             if self._config.state.images == "full" and is_there(admission.store_path(self._config)):
                 self._open_store()
-            self._source.start()
             self._stall_watch.start()
             if self._lineage is not None:
                 self._lineage.start()
+            self._stand_by(until_caught_up=until_caught_up)
+            self._source.start()
             while not self._is_stopping.is_set():
                 try:
                     if self._publisher is None:
@@ -176,8 +180,8 @@ class Daemon:
                     self._recover(error)
             self.status.state = "stopping"
         except ForbiddenError as error:
-            clients = KafkaClients(self._config.name, self._config.kafka)
-            explained = rights.explained(error, self._config.name, self._config.kafka, clients)
+            name, kafka = self._config.name, self._config.kafka
+            explained = rights.explained(error, name, kafka, KafkaClients(name, kafka))
             self._show_error(explained)
             self.status.state = "failed"
             raise explained from error
@@ -227,6 +231,17 @@ class Daemon:
             self._writer = StateWriter(path, self._config.name, state.flush_interval_ms / 1000)
         admission.check_store_is_ours(self._config, self._writer.names())
 
+    def _stand_by(self, *, until_caught_up: bool) -> None:
+        """If this daemon is to be a standby, wait until it can take the name."""
+        if until_caught_up or not self._config.standby or self._start_options.claims_at_once:
+            return
+        self.status.state = "standby"
+        if self._config.state.images == "full" and self._writer is None:
+            self._open_store()
+        self._directory_lock = StateDirectoryLock(self._config)
+        standby = Standby(self._config, self.status, self._is_stopping, self._writer)
+        self._has_stood_by = standby.await_turn(self._directory_lock, self._writer_id)
+
     def _be_admitted(self) -> None:
         """Check, before claiming the name, that the claim harms no other daemon and causes no unintended republishing."""
         config, options = self._config, self._start_options
@@ -240,7 +255,7 @@ class Daemon:
                 admission.check_position(config, stored, self._writer.position if self._writer is not None else None)
             admission.check_store_prefix(config)
             self._check_store(stored)
-        is_alone = options.take_over
+        is_alone = options.take_over or self._has_stood_by
         if config.state.images == "full" and self._writer is None:
             if not is_alone and not is_there(admission.store_path(config)):
                 # Checked before a store is created: the next start would fill an empty store without asking.
@@ -265,6 +280,8 @@ class Daemon:
             admission.fence_former_version(config, stored)
         if not self._is_stopping.is_set():
             self._directory_lock.record_holder(self._writer_id)
+        # If another process claims the name at the same time, the next round listens to that one.
+        self._has_stood_by = False
 
     def _check_store(self, stored: Checkpoint) -> None:
         """Raise StateMissingError if the store is missing, or NameTakenError if a running daemon has it elsewhere."""
@@ -337,11 +354,8 @@ class Daemon:
             case ProducerLostError() if self._publisher is not None:
                 # A second daemon of this name may have fenced the producer, or the coordinator may have timed out a transaction
                 # while Kafka was unavailable. A new producer finds out which, and continues only in the second case.
-                what = (
-                    "was fenced; checking which daemon has the name"
-                    if isinstance(error, FencedError)
-                    else "is unusable; making a new one"
-                )
+                is_fenced = isinstance(error, FencedError)
+                what = "was fenced; checking which daemon has the name" if is_fenced else "is unusable; making a new one"
                 self._log.warning(f"the Kafka producer {what}", reason=str(error))
                 self._slow_down()
                 self._discard_publisher()
@@ -432,9 +446,9 @@ class Daemon:
             _discard(publisher)
             raise
         if self._life is None:
-            clients = KafkaClients(self._config.name, self._config.kafka)
-            topic = checkpoint_topic.name_of(self._config.kafka.control_prefix)
-            self._life = SignOfLife(clients, topic, self._config.name, self._writer_id)
+            kafka, name = self._config.kafka, self._config.name
+            topic = checkpoint_topic.name_of(kafka.control_prefix)
+            self._life = SignOfLife(KafkaClients(name, kafka), topic, name, self._writer_id)
             self._life.start()
         position = self._checkpoint.position
         self._log.info("kafka is ready", checkpoint=str(position.vclock) if position else None)

@@ -135,8 +135,8 @@ class StatusHandler(PageHandler):
                 self.answer(503 if problem else 200, _TEXT, f"{text or status.shown_state}\n".encode())
             case "/ready":
                 error = status.shown_error if self.tells_errors else None
-                reason = "" if status.is_ready or not error else f": {error}"
-                self.answer(200 if status.is_ready else 503, _TEXT, f"{status.shown_state}{reason}\n".encode())
+                reason = "" if status.is_in_service or not error else f": {error}"
+                self.answer(200 if status.is_in_service else 503, _TEXT, f"{status.shown_state}{reason}\n".encode())
             case "/metrics":
                 if self.is_permitted("view"):
                     self.answer(200, CONTENT_TYPE_LATEST, generate_latest(self.site.metrics))

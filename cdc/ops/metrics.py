@@ -52,6 +52,10 @@ COUNTERS: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
 
 GAUGES: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
     "tarantool_cdc_ready": ("1 while changes flow and become durable", lambda s: float(s.is_ready)),
+    "tarantool_cdc_standby": (
+        "1 while the daemon waits as a standby and could take over, 0 while it waits and couldn't; NaN if it doesn't wait",
+        lambda s: float(s.is_standby_ready) if s.state == "standby" else math.nan,
+    ),
     "tarantool_cdc_stalled_seconds": (
         "How long changes have been waiting without a Kafka commit, in seconds; 0 if none waits",
         lambda s: s.stalled_seconds,

@@ -21,7 +21,9 @@ from cdc.stream.transactions.limbo import LimboState
 from cdc.upstream.overview import Upstream
 
 RowPath = Literal["native", "python"]
-State = Literal["starting", "waiting for kafka", "connecting", "snapshot", "streaming", "stalled", "stopping", "failed"]
+State = Literal[
+    "starting", "standby", "waiting for kafka", "connecting", "snapshot", "streaming", "stalled", "stopping", "failed"
+]
 
 LIFELESS_SECONDS: Final = 120.0
 """Time for one turn of the daemon's loop after which it counts as hanging. Every wait in a turn is shorter by far."""
@@ -34,6 +36,8 @@ class Status:
     name: str
     state: State = "starting"
     error: str | None = None
+    is_standby_ready: bool = False
+    """Whether a standby could take over now."""
     error_remedy: str = ""
     """What an operator can do about `error`, if anything."""
     error_detail: str = ""
@@ -99,6 +103,11 @@ class Status:
         return self.shown_state == "streaming"
 
     @property
+    def is_in_service(self) -> bool:
+        """Whether changes flow, or would flow within seconds if the daemon that a standby waits for ended."""
+        return self.is_ready or (self.state == "standby" and self.is_standby_ready)
+
+    @property
     def lifelessness(self) -> str | None:
         """Why this process can't go on by itself, so that a supervisor should start it again; None if it can.
 
@@ -107,7 +116,7 @@ class Status:
         if self.state == "failed":
             return self.shown_error or "failed"
         seconds = time.monotonic() - self.turned_at
-        if self.turned_at and self.state in ("streaming", "snapshot") and seconds > LIFELESS_SECONDS:
+        if self.turned_at and self.state in ("streaming", "snapshot", "standby") and seconds > LIFELESS_SECONDS:
             return f"the daemon's thread has been busy with one step for {seconds:.0f} s; SIGUSR2 prints where"
         return None
 
@@ -206,6 +215,7 @@ class Status:
         return {
             "name": self.name,
             "state": self.shown_state,
+            "standby": {"is_ready": self.is_standby_ready} if self.state == "standby" else None,
             "error": self.shown_error,
             "process_id": os.getpid(),
             "uptime_seconds": round(now - self.started_at, 1),

@@ -102,7 +102,9 @@ def _of_error(status: Status) -> Iterator[Trouble]:
     error = status.error
     if error is None:
         return
-    place: Place = "kafka" if status.state == "waiting for kafka" else "daemon" if status.state == "failed" else "source"
+    place: Place = (
+        "kafka" if status.state == "waiting for kafka" else "daemon" if status.state in ("failed", "standby") else "source"
+    )
     remedy = status.error_remedy
     sentence = error.removesuffix(remedy).rstrip()
     yield Trouble(f"error {place}", place, True, sentence, remedy or _REMEDIES[place], bool(status.error_detail))

@@ -66,6 +66,9 @@ def _daemon(status: Status) -> Station:
             return Station("daemon", "stands", "failed")
         case "streaming" | "snapshot":
             return Station("daemon", "works", status.state)
+        case "standby":
+            ready = status.is_standby_ready
+            return Station("daemon", "idle" if ready else "waits", "stands by" if ready else "stands by, and isn't ready")
         case "stalled":
             return Station(
                 "daemon", "waits", "reads, and can't commit" if status.is_reading else "doesn't read: its queue is full"

@@ -276,6 +276,20 @@ def test_a_store_that_a_daemon_at_work_has_is_not_lost(tmp_path: Path) -> None:
     assert "If it is lost, start once with --rebuild-state" in lost
     (found,) = failures(of_state_path(elsewhere, stored, is_running=True))
     assert found.endswith(": to replace that daemon, stop it and name that directory here.")
+    standby = elsewhere.model_copy(update={"standby": True})
+    assert not failures(of_state_path(standby, stored, is_running=True)), "it fills one of its own"
+    assert failures(of_state_path(standby, stored)), "nobody is there to wait for"
+
+
+@pytest.mark.parametrize(("standby", "expected"), [(False, "Stop that one first"), (True, "this one would be its standby")])
+def test_another_daemon_of_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, standby: bool, expected: str) -> None:
+    monkeypatch.setattr(admission, "_listen_for", lambda *_, **__: Sign("other", "there", 7, 0))
+    ours = config(state={"path": str(tmp_path)}).model_copy(update={"standby": standby})
+    stored = Checkpoint(writer="other", transactional_id="shop")
+    (found,) = [each for each in of_kafka(ours, stored, Position()) if each.key == "name"]
+    assert "running on there as process 7" in found.sentence
+    assert expected in found.sentence
+    assert (found.is_failure, found.is_well) == (not standby, standby)
 
 
 def test_state_path_that_can_not(tmp_path: Path) -> None:

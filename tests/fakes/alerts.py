@@ -43,10 +43,19 @@ ALERTS: Final = (
     Alert(
         "TarantoolCdcNotReady",
         "critical",
-        "tarantool_cdc_ready == 0 unless on(instance, shard) rate(tarantool_cdc_snapshot_rows_read[5m]) > 0",
+        "tarantool_cdc_ready == 0 unless on(instance, shard) rate(tarantool_cdc_snapshot_rows_read[5m]) > 0 "
+        "unless on(instance, shard) tarantool_cdc_standby >= 0",
         "5m",
         "Changes don't flow, and no snapshot is being taken",
         "Look at the page, or at `tarantool-cdc status`: state and error.",
+    ),
+    Alert(
+        "TarantoolCdcStandbyNotReady",
+        "warning",
+        "tarantool_cdc_standby == 0",
+        "10m",
+        "A standby couldn't take over",
+        "Look at its page, or at `tarantool-cdc status`: its error says why. It fills its state store at its first start.",
     ),
     Alert(
         "TarantoolCdcNobodyFollowed",
@@ -229,6 +238,7 @@ TROUBLES: Final[dict[str, tuple[dict[str, str], int]]] = {
     "TarantoolCdcAbsent": ({f"tarantool_cdc_ready{{{_LABELS}}}": "1+0x10 stale"}, 60),
     "TarantoolCdcStalled": ({f"tarantool_cdc_stalled_seconds{{{_LABELS}}}": "0+0x50 61+60x40"}, 52),
     "TarantoolCdcNotReady": ({f"tarantool_cdc_ready{{{_LABELS}}}": "1+0x50 0+0x40"}, 57),
+    "TarantoolCdcStandbyNotReady": ({f"tarantool_cdc_standby{{{_LABELS}}}": "1+0x50 0+0x40"}, 62),
     "TarantoolCdcNobodyFollowed": ({f'tarantool_cdc_upstream_following{{{_LABELS}, upstream="a"}}': "1+0x50 0+0x40"}, 55),
     "TarantoolCdcLag": ({f"tarantool_cdc_lag_seconds{{{_LABELS}}}": "0+0x50 70+0x40"}, 57),
     "TarantoolCdcQuorum": ({f"tarantool_cdc_limbo_overdue{{{_LABELS}}}": "0+0x50 1+0x40"}, 53),

@@ -47,7 +47,12 @@ ROWS: Final[tuple[tuple[str, tuple[Plot, ...]], ...]] = (
     (
         "Is all well?",
         (
-            Plot("Ready", "bool_yes_no", ((level("tarantool_cdc_ready"), DAEMON),), 4),
+            Plot(
+                "Ready",
+                "bool_yes_no",
+                ((level("tarantool_cdc_ready"), DAEMON), (level("tarantool_cdc_standby"), f"{DAEMON}, as a standby")),
+                4,
+            ),
             Plot("Lag", "s", ((level("tarantool_cdc_lag_seconds"), DAEMON),), 10),
             Plot(
                 "Stalled: by Kafka, by the registry",

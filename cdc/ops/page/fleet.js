@@ -32,7 +32,7 @@ function drawTroubles(shards) {
 /** Show a fleet's status. */
 export function draw(fleet) {
   const shards = Object.entries(fleet.shards);
-  const isWell = shards.every(([, { status }]) => status?.state === "streaming" && !status.error);
+  const isWell = shards.every(([, { status }]) => (status?.state === "streaming" || status?.standby?.is_ready) && !status.error);
   document.title = `${isWell ? "" : "! "}${fleet.name} · ${shards.length} shards`;
   fill("name", fleet.name);
   fill("state", isWell ? "all shards stream" : "not all is well");

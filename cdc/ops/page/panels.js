@@ -43,7 +43,9 @@ function drawTroubles(frame, quote) {
       element("p", "", element("b", "", trouble.sentence)), trouble.remedy ? element("p", "do", trouble.remedy) : null,
       trouble.has_detail ? quoted(quote) : null);
   });
-  const calm = frame.status.state === "streaming" ? "Nothing is wrong: changes flow and become durable." : `Nothing is wrong. The daemon is: ${frame.status.state}.`;
+  const { state, standby } = frame.status;
+  const idle = standby?.is_ready ? "Nothing is wrong: this daemon stands by, and takes over when the other one ends." : `Nothing is wrong. The daemon is: ${state}.`;
+  const calm = state === "streaming" ? "Nothing is wrong: changes flow and become durable." : idle;
   fill("troubles", ...(cards.length ? cards : [element("div", "fine works", calm)]));
 }
 
@@ -145,7 +147,7 @@ function drawDaemon(frame) {
   const { status, setup } = frame;
   const { store, kafka, upstream } = status;
   terms("daemon", [
-    ["Follows", ["streaming", "stalled", "snapshot"].includes(status.state) ? `${upstream.address} (Tarantool ${upstream.version}), as ${setup.mode}` : "nobody"],
+    ["Follows", ["streaming", "stalled", "snapshot", "standby"].includes(status.state) && upstream.address ? `${upstream.address} (Tarantool ${upstream.version}), as ${setup.mode}` : "nobody"],
     ["Replica set", upstream.replicaset_uuid],
     ["Kafka", `${setup.kafka}, topics ${setup.topic_prefix}.*, ${setup.delivery.replaceAll("_", " ")}`],
     ["Commits", `${number(kafka.commits)}, ${number(kafka.aborts)} aborted; ${number(kafka.events)} events, ${bytes(kafka.bytes)}`],
@@ -169,7 +171,7 @@ function drawPast(frame) {
 /** Show one frame; `quote` is what the daemon's error quotes of rows, if this page may know it. */
 export function draw(frame, quote) {
   const { status } = frame;
-  document.title = `${status.state === "streaming" ? "" : "! "}${status.name} · ${status.state}`;
+  document.title = `${status.state === "streaming" || status.standby?.is_ready ? "" : "! "}${status.name} · ${status.state}`;
   fill("name", status.name);
   fill("state", status.state);
   document.getElementById("state").className = `badge ${modeOf(status.state)}`;

@@ -1,0 +1,174 @@
+"""A standby waits for its turn: it listens to the daemon that has the name, and keeps a state store of its own meanwhile.
+
+    start ─▶ has nobody ever had the name, or a process of this state directory last? ─▶ start as ever
+                 │ no
+                 ▼
+             listen (cdc.kafka.life_watch), and follow (cdc.daemon.standby_store)
+                 │ the other is gone, and the store is ready
+                 ▼
+             start
+
+It ends its wait by a start like any other: the checks of cdc.daemon.admission, the claim, the checkpoint, the stream. A daemon
+that was fenced ends with its error, and its service manager starts it again: then it is a standby.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import Final
+
+import structlog
+
+from cdc.config import Config
+from cdc.daemon import admission
+from cdc.daemon.admission import StateDirectoryLock
+from cdc.daemon.backoff import jittered
+from cdc.daemon.standby_store import StandbyStore
+from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, Remedy
+from cdc.kafka import checkpoint_topic
+from cdc.kafka.checkpoint_tail import CheckpointTail
+from cdc.kafka.clients import KafkaClients
+from cdc.kafka.life_watch import LifeWatch
+from cdc.ops.status import Status
+from cdc.store.writer import StateWriter
+from cdc.stream.commits import ownership
+from cdc.stream.commits.checkpoint import Checkpoint
+from cdc.stream.commits.standby import Vigil
+from cdc.upstream.failover import BackOff
+
+_TURN_SECONDS: Final = 0.1
+_DELAY_MAX_SECONDS: Final = 5.0
+
+
+class Standby:
+    """The wait of one process for its turn."""
+
+    def __init__(self, config: Config, status: Status, is_stopping: threading.Event, writer: StateWriter | None) -> None:
+        """`writer` has the standby's store, None without images. Raises ConfigurationError where there can be no standby."""
+        if writer is not None and config.kafka.has_co_writers:
+            raise ConfigurationError(
+                'standby = true needs fleet.topics = "per_shard" if there are images: rows of buckets that move between shards '
+                "wait in the state store, and a standby's store lacks them",
+                "Leave standby out: a daemon that is started again elsewhere, with its state.path, goes on where it was.",
+            )
+        self._config = config
+        self._status = status
+        self._is_stopping = is_stopping
+        self._writer = writer
+        self._log = structlog.get_logger().bind(name=config.name)
+        self._told: str | None = None
+
+    def await_turn(self, lock: StateDirectoryLock, process: str) -> bool:
+        """Wait until the name is free and this `process`, which holds the lock, can take it; or until a stop is requested.
+
+        Returns whether it has waited for another process to be gone. Raises PrefixTakenError, or an error of Kafka or of the
+        store that no retry can cure.
+        """
+        config, former = self._config, lock.former_holders()
+        stored = self._stored()
+        if stored is None or not _is_of_another(config, stored, former):
+            return False
+        # This store isn't the checkpoint's, and no later start may take it for that.
+        lock.record_holder(process)
+        sign = stored.signs.get(config.name)
+        vigil = Vigil(time.monotonic(), stored.writer, has_ended=ownership.is_known_gone(stored, config.name, ()))
+        self._log.info(
+            "waiting as a standby for the daemon that has the name",
+            other=f"process {sign.process_id} on {sign.host}" if sign is not None else stored.writer,
+        )
+        clients, topic = KafkaClients(config.name, config.kafka), checkpoint_topic.name_of(config.kafka.control_prefix)
+        watch = LifeWatch(clients, topic, config.name, vigil)
+        watch.start()
+        try:
+            if self._writer is None:
+                while not vigil.is_gone and not self._is_stopping.wait(_TURN_SECONDS):
+                    self._status.is_standby_ready = vigil.is_steady
+            else:
+                self._keep_store(self._writer, clients, topic, vigil)
+        finally:
+            watch.close()
+            self._status.is_standby_ready = False
+        if self._is_stopping.is_set():
+            return False
+        self._log.info("taking over: the daemon that had the name is gone", former=vigil.writer)
+        return True
+
+    def _stored(self) -> Checkpoint | None:
+        """Read the checkpoint, as soon as Kafka answers; None if a stop is requested before. Raises PrefixTakenError."""
+        delays = BackOff(0.5, _DELAY_MAX_SECONDS)
+        while not self._is_stopping.is_set():
+            try:
+                stored = admission.read(self._config, lambda reason: self._log.info("kafka doesn't answer yet", reason=reason))
+            except ConnectionLostError as error:
+                self._tell(error)
+                self._is_stopping.wait(jittered(delays.next()))
+            else:
+                admission.check_owner(self._config, stored)
+                self._status.error = None
+                return stored
+        return None
+
+    def _keep_store(self, writer: StateWriter, clients: KafkaClients, topic: str, vigil: Vigil) -> None:
+        """Keep the store near the checkpoint until the name is free and the store is ready, or a stop is requested."""
+        delays = BackOff(0.2, _DELAY_MAX_SECONDS)
+        tail = CheckpointTail(clients, topic, self._config.name)
+        store: StandbyStore | None = None
+        has_turn = False
+
+        def is_over() -> bool:
+            # Once it is this one's turn, it stays so: a store that ends its connection for that would seem not to be ready.
+            nonlocal has_turn
+            assert store is not None
+            is_ready = store.is_ready
+            self._status.is_standby_ready = is_ready and vigil.is_steady
+            if is_ready and self._told is not None:
+                self._status.error, self._told = None, None
+                delays.reset()
+            if vigil.is_gone and not is_ready and self._told is None:
+                self._tell(_not_ready())
+            has_turn = has_turn or (vigil.is_gone and is_ready)
+            return has_turn or self._is_stopping.is_set()
+
+        store = StandbyStore(self._config, self._status, writer, tail, self._is_stopping.wait, is_over)
+        try:
+            while not is_over():
+                try:
+                    store.follow()
+                except CdcError as error:
+                    if isinstance(error, ConfigurationError):
+                        raise
+                    if self._config.columns.rules:
+                        error.conceal()
+                    self._tell(error)
+                    deadline = time.monotonic() + jittered(delays.next())
+                    while time.monotonic() < deadline and not is_over():
+                        with contextlib.suppress(ConnectionLostError):  # the next look, in `follow`, says so
+                            tail.look()
+                        self._is_stopping.wait(_TURN_SECONDS)
+        finally:
+            tail.close()
+
+    def _tell(self, error: CdcError) -> None:
+        status = self._status
+        status.error_remedy, status.error_detail, status.error = error.hint, error.detail, error.public
+        tell = self._log.debug if self._told == error.message else self._log.warning
+        self._told = error.message
+        tell("the standby waits", reason=str(error), needs_operator=error.remedy is Remedy.OPERATOR)
+
+
+def _not_ready() -> CdcError:
+    return ConnectionLostError(
+        "the daemon that has the name is gone, and this standby's state store isn't at a position that consumers have, so it "
+        "can't take over",
+        "Start the other one again, with its state.path. If that is lost for good, start this one once with --take-over and "
+        "--rebuild-state: all rows are published again.",
+    )
+
+
+def _is_of_another(config: Config, stored: Checkpoint, former: list[str]) -> bool:
+    """Return whether another state directory's process has, or had last, the name: else an ordinary start is right."""
+    if stored.writer is None and stored.signs.get(config.name) is None:
+        return False
+    return stored.writer not in former

@@ -1,0 +1,87 @@
+"""Who waits as a standby and who starts as ever, and what a standby without a store of use does: it waits, and says so."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from cdc.config import Config, parse
+from cdc.config.shard import Shard
+from cdc.daemon import admission, standby
+from cdc.daemon.admission import StateDirectoryLock
+from cdc.daemon.standby import Standby
+from cdc.errors import ConfigurationError
+from cdc.ops.status import Status
+from cdc.positions.position import Position
+from cdc.store.writer import StateWriter
+from cdc.stream.commits.checkpoint import Checkpoint, Sign
+
+
+def config(path: Path, images: str = "none") -> Config:
+    values: dict[str, Any] = {
+        "name": "shop",
+        "standby": True,
+        "source": {"uris": ["m:3301"]},
+        "kafka": {"bootstrap_servers": "k:9092", "topic_prefix": "shop"},
+        "state": {"images": images, "path": str(path)},
+        "http": {"listen": ""},
+    }
+    return parse(values, "test")
+
+
+class Watch:
+    """A life watch that hears nothing; the vigil is as it was at the beginning."""
+
+    def __init__(self, *_: object) -> None:
+        self.vigil = _[-1]
+
+    def start(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def wait_of(path: Path, stored: Checkpoint, monkeypatch: pytest.MonkeyPatch, *, process: str = "ours") -> tuple[bool, list[str]]:
+    """Whether it has waited for another, and the processes that are recorded in the state directory afterwards."""
+    monkeypatch.setattr(admission, "read", lambda *_: stored)
+    monkeypatch.setattr(admission, "check_owner", lambda *_: None)
+    monkeypatch.setattr(standby, "LifeWatch", Watch)
+    (path / "images").mkdir(parents=True, exist_ok=True)
+    lock = StateDirectoryLock(config(path))
+    try:
+        has_waited = Standby(config(path), Status("shop"), threading.Event(), None).await_turn(lock, process)
+        return has_waited, lock.former_writers()
+    finally:
+        lock.close()
+
+
+def test_where_nobody_has_ever_had_the_name_it_starts_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert wait_of(tmp_path, Checkpoint(), monkeypatch) == (False, [])
+
+
+def test_who_had_the_name_last_starts_as_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = StateDirectoryLock(config(tmp_path))
+    lock.record_holder("killed")
+    lock.close()
+    assert wait_of(tmp_path, Checkpoint(Position(), writer="killed"), monkeypatch) == (False, ["killed"])
+
+
+def test_who_waited_is_no_owner_of_the_checkpoints_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its directory's store is another one: without a record a later start would take it for the checkpoint's."""
+    ended = Sign("other", "there", 7, 0, is_last=True)
+    stored = Checkpoint(Position(), writer="other", has_store=True, signs={"shop": ended})
+    assert wait_of(tmp_path, stored, monkeypatch) == (True, ["ours"])
+    assert not admission.is_store_ours(config(tmp_path, "full"), stored, ["ours"])
+
+
+def test_shared_topics_have_no_standby_with_a_store(tmp_path: Path) -> None:
+    shard = Shard("s1", "shop", "shop", ("s1", "s2"), shares_topics=True)
+    own = config(tmp_path)
+    shared = own.model_copy(update={"kafka": own.kafka.of_shard(shard)})
+    with pytest.raises(ConfigurationError, match="per_shard"):
+        Standby(shared, Status("shop"), threading.Event(), cast(StateWriter, object()))
+    Standby(shared, Status("shop"), threading.Event(), None)
