@@ -40,6 +40,7 @@ from cdc.daemon.row_path import new_row_work_lock, path_of, tune_garbage_collect
 from cdc.daemon.source import NewSource
 from cdc.daemon.standby import Standby
 from cdc.daemon.start import known_before, options_of
+from cdc.daemon.store_opening import open_store
 from cdc.errors import (
     CdcError,
     ConnectionLostError,
@@ -49,7 +50,6 @@ from cdc.errors import (
     ServerError,
     SnapshotNeededError,
     StateError,
-    StateLostError,
     TransactionTimeoutError,
     UnknownSpaceError,
 )
@@ -67,7 +67,7 @@ from cdc.positions.vclock import VClock
 from cdc.protocol.constants import ErrorCode
 from cdc.protocol.failure import XlogGapError
 from cdc.registry import schema_ids
-from cdc.store.files import is_there, set_aside
+from cdc.store.files import is_there
 from cdc.store.writer import StateWriter
 from cdc.stream.batches.spaces import no_longer_published
 from cdc.stream.commits.checkpoint import Checkpoint, Writer
@@ -153,7 +153,7 @@ class Daemon:
         goal = Goal(until_caught_up)
         try:
             if self._config.state.images == "full" and is_there(admission.store_path(self._config)):
-                self._open_store()
+                self._writer = open_store(self._config)
             self._stall_watch.start()
             if self._lineage is not None:
                 self._lineage.start()
@@ -221,23 +221,13 @@ class Daemon:
                 raise
             self._log.warning("the state store can't be closed cleanly", reason=str(error))
 
-    def _open_store(self) -> None:
-        state = self._config.state
-        path = admission.store_path(self._config)
-        try:
-            self._writer = StateWriter(path, self._config.name, state.flush_interval_ms / 1000)
-        except StateLostError as error:
-            self._log.warning("rebuilding the state store", reason=error.message, old=str(set_aside(path)))
-            self._writer = StateWriter(path, self._config.name, state.flush_interval_ms / 1000)
-        admission.check_store_is_ours(self._config, self._writer.names())
-
     def _stand_by(self, *, until_caught_up: bool) -> None:
         """If this daemon is to be a standby, wait until it can take the name."""
         if until_caught_up or not self._config.standby or self._start_options.claims_at_once:
             return
         self.status.state = "standby"
         if self._config.state.images == "full" and self._writer is None:
-            self._open_store()
+            self._writer = open_store(self._config)
         self._directory_lock = StateDirectoryLock(self._config)
         standby = Standby(self._config, self.status, self._is_stopping, self._writer)
         self._has_stood_by = standby.await_turn(self._directory_lock, self._writer_id)
@@ -261,7 +251,7 @@ class Daemon:
                 # Checked before a store is created: the next start would fill an empty store without asking.
                 admission.check_alone(config, stored, (), self._is_stopping.is_set)
                 is_alone = True
-            self._open_store()
+            self._writer = open_store(self._config)
         self._directory_lock = self._directory_lock or StateDirectoryLock(config)
         self._is_store_ours = options.rebuild_state or admission.is_store_ours(
             config, stored, self._directory_lock.former_writers()
