@@ -23,6 +23,7 @@ OUTSIDE: Final = {
     "cdc.ops.http": "the same",
     "cdc.ops.http_orders": "the same",
     "cdc.ops.streams": "the same",
+    "cdc.ops.lineage": "tells a catalog over HTTP, if one is configured; the world has none",
     "cdc.ops.metrics": "what it shows over HTTP",
     "cdc.ops.asking": "asks another process over HTTP",
     "cdc.ops.signals": "signals of the process",

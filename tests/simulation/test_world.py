@@ -87,16 +87,3 @@ def test_a_take_over_that_begins_again_awaits_it_too() -> None:
     result = run_seed(7, lambda world: world.deliver(is_exact=False), faults=faults, rounds=60)
     assert result.failure is None, "\n".join([*result.trace, str(result.failure)])
     assert result.life_count == 3
-
-
-def test_a_snapshot_that_begins_again_is_of_the_same_replica_set() -> None:
-    """The address of the only member leads to another one when the daemon is back."""
-    faults = [
-        Fault(0.8, "kill", 0.2),
-        Fault(0.95, "logs dropped"),
-        Fault(1.25, "kill", 0.1),
-        Fault(1.26, "other replica set", 1.0),
-    ]
-    result = run_seed(25, faults=faults, rounds=40)
-    assert result.failure is None, "\n".join([*result.trace, str(result.failure)])
-    assert "the server belongs to replica set" in "\n".join(result.trace)

@@ -51,7 +51,10 @@ _MANY: Final = 512
 
 
 class Snapshot:
-    """One snapshot on its way to the batch. `position` is where its stream will begin; `end` makes it complete."""
+    """One snapshot on its way to the batch. `position` is where its stream will begin; `end` makes it complete.
+
+    Until the snapshot has said its replica set, the position keeps the former one: a process that begins there must know it.
+    """
 
     def __init__(self, position: Position, context: EventContext, now_us: int, *, publish: bool = True) -> None:
         """Without `publish`, only the schema is taken from the rows."""
@@ -74,8 +77,6 @@ class Snapshot:
         state = SnapshotState(self._id, False, rows_before, sweep_seq, is_silent=not publish, is_first=is_first)
         state = replace(state, choice=SnapshotChoice.number_of(context.options) if is_first else 0)
         self.position = replace(position, snapshot=state, rekeyed=(), last_rows=())
-        # Until the snapshot says it, the position keeps the former replica set: a process that begins there must know it.
-        self._has_replicaset = False
         self._tombstones = context.options.tombstones
         self._is_base = not is_repeated and previous is not None
         self._seen: list[bytes] = []
@@ -100,7 +101,7 @@ class Snapshot:
         if spaces.row_path is not None:
             spaces.row_path.begin_snapshot()
         self._counts: dict[Any, int] = {}
-        self._is_schema_complete = self._is_read = False
+        self._is_schema_complete = self._is_read = self._has_replicaset = False
         self._early_rows: list[tuple[Header, Body, bytes]] = []
         # By space: whether the images had its rows before this snapshot, so that a row that they lack is new.
         self._known: dict[int, bool] = {}
@@ -459,8 +460,7 @@ class Snapshot:
             raise self._refusals.malformed_in_snapshot(frame, space_id)
         if space_id > SYSTEM_SPACE_MAX:
             self._complete_schema()
-        replicaset_uuid = replicaset_uuid_in(body)
-        if replicaset_uuid is not None:
+        if (replicaset_uuid := replicaset_uuid_in(body)) is not None:
             self._has_replicaset = True
             self.position = replace(self.position, replicaset_uuid=replicaset_uuid)
         if space_id in TRACKED_SPACES:
