@@ -409,6 +409,8 @@ class Judge:
     def check_end(self) -> None:
         """At the end consumers hold exactly what the master does, and nothing of spaces that are gone."""
         consumer = self.consumer if self.is_exact else self._repeats
+        # The last snapshot may be complete since the last events came.
+        self._unknown.sweep(consumer)
         for space_id in self.rows.keys() | self._shown:
             held = sorted(json.dumps(list(row.values())) for row in consumer.contents(space_id))
             wanted = sorted(json.dumps(row) for row in self.rows.get(space_id, ()))
