@@ -121,7 +121,15 @@ def documented(spark: SparkSession, tmp_path: Path, request: pytest.FixtureReque
     }
     for name, frame in frames.items():
         frame.write.format(request.param).saveAsTable(f"cdc.shop_accounts_{name}")
+    # A row on its way from one shard to the other is in both, and in each shard's `_bucket` there is what it is there.
+    shards = {"s1": [(1, "active"), (2, "sent")], "s2": [(2, "active"), (3, "receiving")]}
+    for shard, buckets in shards.items():
+        bucket = spark.createDataFrame(buckets, "id bigint, status string")
+        bucket.createTempView(f"{shard}__bucket")
+        bucket.select(F.lit(shard).alias("shard"), F.col("id").alias("bucket_id")).createTempView(f"{shard}_orders")
     yield spark
+    for name in (f"{shard}_{space}" for shard in shards for space in ("orders", "_bucket")):
+        spark.catalog.dropTempView(name)
     for name in frames:
         spark.sql(f"DROP TABLE cdc.shop_accounts_{name}")
     spark.sql("DROP SCHEMA cdc")
@@ -143,6 +151,8 @@ def test_the_sql_of_the_documentation_runs_and_counts_right(documented: SparkSes
     assert [(4, "0." + "1" * 30)] in found.values()
     (times,) = (rows for one, rows in found.items() if "local_time" in one)
     assert [str(time) for number, _, time in times if number == 1] == ["2024-02-29 23:59:58"]
+    (owned,) = (rows for one, rows in found.items() if "s1__bucket" in one)
+    assert sorted(owned) == [("s1", 1), ("s2", 2)]
     (cities,) = (rows for one, rows in found.items() if "as city" in one)
     assert sorted(cities) == [(1, "Oslo"), (2, None), (3, None), (4, None)]
     rates = documented.sql("select id, rate, rate__exact from cdc.shop_accounts_fresh order by rate desc nulls last").collect()
