@@ -39,8 +39,8 @@ def doctor(config: Config, say: Say, *, as_json: bool = False, is_verbose: bool 
     advice = [*_of_findings(found, is_running=is_running)]
     if refusal is not None:
         advice.append(Advice(Harm.NOTE, "http.listen", f"what the daemon shows isn't known: {refusal.message}", refusal.hint))
-    told = {each.sentence for each in advice}
-    advice += [each for each in _of_daemon(shown) if not any(sentence in each.sentence for sentence in told)]
+    told = list(advice)
+    advice += [each for each in _of_daemon(shown) if not any(_says(former, each) for former in told)]
     advice += doctor_looks.all_looks(config, found, shown)
     advice = list(dict.fromkeys(sorted(advice, key=lambda each: each.harm)))
     is_well = not any(each.harm <= Harm.WAIT for each in advice)
@@ -69,6 +69,16 @@ def readable(name: str, advice: Iterable[Advice], *, is_running: bool) -> Iterat
         yield f"{number:>3}. {each.subject}: {each.sentence}"
         if each.remedy:
             yield f"     Change: {each.remedy}"
+
+
+def _says(former: Advice, advice: Advice) -> bool:
+    """Return whether one sentence is in the other, and the former isn't listed as less harmful.
+
+    A finding of `check` has its remedy within its sentence, so it may be the longer one.
+    """
+    if former.sentence in advice.sentence:
+        return True
+    return former.harm <= advice.harm and advice.sentence in former.sentence
 
 
 def _of_findings(found: Examination, *, is_running: bool) -> Iterator[Advice]:

@@ -86,13 +86,24 @@ def of_logs(config: Config, found: Examination, shown: dict[str, Any] | None) ->
             remedy += ', or choose source.mode = "registered", for which every version keeps the logs'
         if rows < 0:
             sentence = f"the logs of {-rows} rows after the checkpoint are gone: following it means a gap (source.on_gap)"
-            yield Advice(Harm.LOSS if len(found.members) == 1 else Harm.SOON, answer.address, sentence, remedy)
+            yield Advice(
+                Harm.LOSS if len(found.members) == 1 else Harm.SOON, answer.address, sentence, _after_a_gap(config) + remedy
+            )
         elif rate and rows / rate < OUTAGE_MINUTES_MIN * 60:
             sentence = (
                 f"it keeps the logs of {rows} rows before the checkpoint; at the present {rate:.0f} rows/s, a daemon that is "
                 f"away for {rows / rate / 60:.1f} minutes may find a gap"
             )
             yield Advice(Harm.SOON, answer.address, sentence, remedy)
+
+
+def _after_a_gap(config: Config) -> str:
+    """Return what to do about a gap that is there, before the words about the next one."""
+    if config.source.on_gap == "fail":
+        now = 'set source.on_gap = "resnapshot": the next start then takes a snapshot'
+    else:
+        now = "nothing has to be changed for this one: `run` takes a snapshot"
+    return f"{now}, which publishes the rows as they are now, without the changes in between. So that it stays the only one, "
 
 
 def of_clock(shown: dict[str, Any] | None) -> Iterator[Advice]:

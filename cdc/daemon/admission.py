@@ -31,7 +31,7 @@ from cdc.ops import asking
 from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
 from cdc.store import numbers_file
-from cdc.store.files import DirectoryLock, daemon_named, is_locked, is_there, lock, translate_lmdb_errors
+from cdc.store.files import DirectoryLock, daemon_named, is_locked, is_there, lock, translate_denials, translate_lmdb_errors
 from cdc.stream.commits import ownership
 from cdc.stream.commits.checkpoint import Checkpoint, Sign
 from cdc.stream.commits.ownership import NameTakenError
@@ -193,6 +193,10 @@ def check_store(config: Config, stored: Checkpoint) -> None:
     if config.state.images != "full" or not stored.has_store or position is None or position.snapshot is None:
         return
     path = store_path(config)
+    with translate_denials(path):
+        is_file = config.state.path.is_file()
+    if is_file:
+        raise StateError(f"{config.state.path} (state.path) is a file", "Give state.path the directory of the daemon's state.")
     if not is_there(path):
         raise StateMissingError(
             f"there is no state store in {path} (state.path), but the checkpoint of {config.name!r} was written with one: "

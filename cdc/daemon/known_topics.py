@@ -28,8 +28,8 @@ def created_again(config: Config, stored: Checkpoint, admin: Admin, cluster: str
         if id_ != former[topic]:
             yield (
                 topic,
-                "it was deleted and created again since the daemon's last run, and what was published there is gone. While the "
-                f"daemon runs, {snapshot_remedy(spaces[topic])}",
+                "it was deleted and created again since the daemon's last start or stop, and what was published there is "
+                f"gone. While the daemon runs, {snapshot_remedy(spaces[topic])}",
             )
 
 

@@ -163,7 +163,9 @@ class Questions:
         text = (str(error) or type(error).__name__).rstrip(".")
         if "issuer certificate" in text or "self-signed" in text:
             text += ". Its authority belongs in a file that ssl.ca.location in format.registry.properties names"
-        return RegistryRefusal("away", f"the registry {self._url} can't be reached: {text}")
+        return RegistryRefusal(
+            "away", f"the registry {self._url} can't be reached: {text}. Start it, or correct format.registry.url"
+        )
 
     def _refusal(self, wanted: Registration, error: Any) -> RegistryRefusal:
         code, text = error.http_status_code, _excerpt(str(error.error_message))

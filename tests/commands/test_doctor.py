@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -77,6 +78,10 @@ def test_logs_that_are_gone(tmp_path: Path) -> None:
     settings = config(tmp_path)
     (found,) = doctor_looks.of_logs(settings, examined(settings, VClock({1: 95})), None)
     assert (found.harm, "the logs of 5 rows after the checkpoint are gone" in found.sentence) == (Harm.LOSS, True)
+    assert found.remedy.startswith("nothing has to be changed for this one: `run` takes a snapshot")
+    settings = config(tmp_path, source={"on_gap": "fail"})
+    (found,) = doctor_looks.of_logs(settings, examined(settings, VClock({1: 95})), None)
+    assert found.remedy.startswith('set source.on_gap = "resnapshot"')
 
 
 @pytest.mark.parametrize(
@@ -202,6 +207,17 @@ def test_what_the_running_daemon_shows(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert lines[0] == "shop: the daemon runs; 1 to change now, 1 to know"
     assert lines[3:5] == ["  1. kafka: no commit for 20 s", "     Change: check the brokers"]
     assert lines[6] == "not yet a problem:"
+
+
+def test_a_trouble_that_check_finds_too_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """check has the remedy within its sentence. What is less harmful there doesn't hide what holds the daemon up."""
+    page = shown()
+    page["troubles"] = [{"place": "source", "is_holding_up": True, "sentence": "a doesn't answer.", "remedy": "Start it."}]
+    finding = Finding("a:3301", "a doesn't answer. Start it.", may_heal=True)
+    _, lines = advised(monkeypatch, config(tmp_path), [finding], page)
+    assert lines[0] == "shop: the daemon runs; 1 to change now, 0 to know"
+    _, lines = advised(monkeypatch, config(tmp_path), [replace(finding, is_failure=False)], page)
+    assert lines[0] == "shop: the daemon runs; 1 to change now, 1 to know"
 
 
 def test_a_running_daemon_that_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -56,6 +56,14 @@ def test_a_store_that_is_missing(tmp_path: Path) -> None:
     assert not (tmp_path / "wrong").exists()
 
 
+def test_a_file_in_place_of_the_directory_is_no_lost_store(tmp_path: Path) -> None:
+    """Nobody should be told to build the store again because of a slip in the path."""
+    (tmp_path / "state").touch()
+    with pytest.raises(StateError, match=r"/state \(state\.path\) is a file\. Give state\.path the directory") as found:
+        check_store(config(tmp_path / "state"), stored())
+    assert "--rebuild-state" not in str(found.value)
+
+
 def test_where_none_is_needed(tmp_path: Path) -> None:
     check_store(config(tmp_path), Checkpoint())
     check_store(config(tmp_path), stored(has_store=False))

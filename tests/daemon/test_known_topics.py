@@ -24,7 +24,7 @@ def test_a_topic_with_another_id(tmp_path: Path) -> None:
     with capture_logs() as said:
         report(settings, stored, admin, "a")
     (line,) = said
-    assert line["event"].startswith("the topic shop.users: it was deleted and created again since the daemon's last run")
+    assert line["event"].startswith("the topic shop.users: it was deleted and created again since the daemon's last start")
     assert "`tarantool-cdc snapshot --config FILE users` sends its rows again" in line["event"]
     assert not list(created_again(settings, stored, admin, "b")), "of another cluster that is told already"
     interrupted = replace(AT, snapshot=SnapshotState(2, is_complete=False))

@@ -167,9 +167,7 @@ def test_a_topic_that_somebody_has_deleted_and_created_again(scene: Scene) -> No
     topic = f"{scene.prefix}.things"
     admin = delete_topics(scene, topic)
     admin.create_topics([NewTopic(topic, 2, 1)])[topic].result(20)
-    said = (
-        f"{topic}: warning: it was deleted and created again since the daemon's last run, and what was published there is gone."
-    )
+    said = f"{topic}: warning: it was deleted and created again since the daemon's last start or stop, and what was published"
     assert said in command(scene.daemon, "check").stdout
     caught_up(scene.daemon)
     assert f"the topic {topic}: it was deleted and created again" in scene.daemon.run.log_text()

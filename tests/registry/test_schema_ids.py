@@ -60,6 +60,7 @@ def test_the_reason_of_a_wait_is_seen_and_its_end(registry: FakeRegistry, ids: S
     assert waits is not None
     assert (waits.subject, waits.reason) == ("shop.users-value", "away")
     assert "can't be reached" in waits.sentence
+    assert waits.sentence.endswith("Start it, or correct format.registry.url")
     registry.start()
     assert waited_for(ids, WANTED) == 7
     assert ids.waiting is None
