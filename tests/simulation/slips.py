@@ -269,7 +269,7 @@ SLIPS: Final = (
     Slip("a standby that starts too soon", _hasty_standby, 60, kinds=("second daemon",)),
     Slip("rows that aren't swept", _unswept_rows, 60, kinds=("logs dropped",), is_exact=True, is_imageless=True),
     Slip("first messages that aren't alone", _crowded_first, 5),
-    Slip("a batch that nobody has", _awaited_for_good, 60, kinds=("network cut", "member away", "messages slow")),
+    Slip("a batch that nobody has", _awaited_for_good, 150, kinds=("network cut", "member away", "messages slow")),
     Slip("a former daemon that isn't awaited", _unawaited_former, 20, is_exact=False, faults=_SLOW_TAKE_OVER),
     Slip("a wait that isn't recorded", _unrecorded_wait, 20, is_exact=False, faults=(*_SLOW_TAKE_OVER, Fault(1.2, "kill", 0.1))),
 )
