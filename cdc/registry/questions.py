@@ -134,9 +134,10 @@ class Questions:
         return RegistryRefusal(
             "incompatible",
             f"the registry {self._url} says that the new schema of the subject {wanted.subject!r} isn't compatible with its "
-            "latest version. Either change the space's format so that it is (a new field is nullable, no field changes its "
-            "type), or, if all readers can take the new schema, set another compatibility of this subject in the registry "
-            f"(NONE, until it is registered). The rows wait, and the daemon asks again by itself. The new schema: {wanted.text}",
+            "latest version. Either change the space's format so that it is (a new or renamed field is nullable, no field gets "
+            "another type), or, if all readers can take the new schema, set another compatibility of this subject in the "
+            "registry (NONE, until it is registered). The rows wait, and the daemon asks again by itself. "
+            f"The new schema: {wanted.text}",
         )
 
     def _ask(self, wanted: Registration, question: Callable[[Any], _T]) -> _T:
