@@ -128,7 +128,7 @@ class Standby:
                 delays.reset()
             if vigil.is_gone and not is_ready and self._told is None:
                 self._tell(_not_ready())
-            has_turn = has_turn or (vigil.is_gone and is_ready)
+            has_turn = has_turn or (vigil.is_gone and store.is_startable)
             return has_turn or self._is_stopping.is_set()
 
         store = StandbyStore(self._config, self._status, writer, tail, self._is_stopping.wait, is_over)

@@ -20,9 +20,10 @@ from typing import Final
 import structlog
 
 from cdc.config import Config
+from cdc.daemon import admission
 from cdc.daemon.clock import now_us
-from cdc.daemon.start import options_of
-from cdc.errors import SilenceError
+from cdc.daemon.start import options_of, supposed_before
+from cdc.errors import ConnectionLostError, SilenceError
 from cdc.formats.options import JSON_FORMATS
 from cdc.kafka.checkpoint_tail import CheckpointTail
 from cdc.ops.status import Status
@@ -43,7 +44,7 @@ from cdc.stream.commits import standby_course
 from cdc.stream.commits.standby_course import Course
 from cdc.stream.held_back import HeldBack
 from cdc.stream.pipeline import Pipeline
-from cdc.upstream import resume
+from cdc.upstream import resume, start
 from cdc.upstream.identity import instance_uuid
 
 TURN_SECONDS: Final = 0.1
@@ -91,6 +92,30 @@ class StandbyStore:
         if store is None or not standby_course.is_behind(kafka, store):
             return False
         return self._is_following or kafka.vclock == store.vclock
+
+    @property
+    def is_startable(self) -> bool:
+        """Whether a start finds all it needs, now that the other daemon is gone. May ask Kafka.
+
+        A snapshot that the configuration asks for (a space is newly published, say) is compared with the store's rows, so these
+        have to be those at the checkpoint: a start refuses another daemon's store that is behind it.
+        """
+        if not self.is_ready:
+            return False
+        kafka, stored = self._tail.checkpoint, self._writer.checkpoint()
+        takes_snapshot = start.needed(supposed_before(self._config, kafka, stored)).takes_snapshot
+        if not takes_snapshot or kafka.position is None or stored.position is None:
+            return True
+        return stored.position.vclock == kafka.position.vclock and self._has_newest()
+
+    def _has_newest(self) -> bool:
+        """Whether the checkpoint that was read is the newest one: the other daemon's last sign of life may come before that."""
+        here = self._tail.checkpoint.position
+        try:
+            newest = admission.read(self._config).position
+        except ConnectionLostError:
+            return False
+        return newest is not None and here is not None and newest.seq == here.seq and newest.vclock == here.vclock
 
     def follow(self) -> None:
         """Follow one member until the standby is over. Returns before that if the store has to begin anew.

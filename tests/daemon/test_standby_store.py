@@ -1,0 +1,72 @@
+"""When a standby's store is enough for a start, which a snapshot that the configuration asks for decides, too."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from cdc.config import parse
+from cdc.daemon import admission
+from cdc.daemon.standby_store import StandbyStore
+from cdc.ops.status import Status
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.vclock import VClock
+from cdc.schema.forms import StoredSpace
+from cdc.stream.commits.checkpoint import Checkpoint
+
+K = Position(VClock({1: 50}), 40, 3, UUID(int=1), snapshot=SnapshotState(4, True))
+S = replace(K, vclock=VClock({1: 30}), seq=20)
+
+
+@pytest.fixture(autouse=True)
+def in_kafka(monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
+    """The newest checkpoint."""
+    newest = Checkpoint(K)
+    monkeypatch.setattr(admission, "read", lambda _: newest)
+    return newest
+
+
+def is_startable(path: Path, store: Position, *, mode: str = "initial", published: bool = True) -> bool:
+    """Whether a standby that follows a member and has this store may claim the name, if it has read the checkpoint K."""
+    values: dict[str, Any] = {
+        "name": "shop",
+        "standby": True,
+        "source": {"uris": ["m:3301"]},
+        "kafka": {"bootstrap_servers": "k:9092", "topic_prefix": "shop"},
+        "snapshot": {"mode": mode},
+        "state": {"path": str(path)},
+        "http": {"listen": ""},
+    }
+    primary = [512, 0, "primary", "tree", {"unique": True}, [[0, "unsigned"]]]
+    space = StoredSpace(512, [512, 1, "things", "memtx", 0, {}, []], {0: primary}, 3 if published else 0)
+    tail = SimpleNamespace(checkpoint=Checkpoint(K, {512: space}), is_read=True)
+    writer = SimpleNamespace(position=store, checkpoint=lambda: Checkpoint(store, {512: space}))
+    stopping = threading.Event()
+    standby = StandbyStore(
+        parse(values, "test"), Status("shop"), cast(Any, writer), cast(Any, tail), stopping.wait, stopping.is_set
+    )
+    standby._is_following = True
+    assert standby.is_ready
+    return standby.is_startable
+
+
+def test_the_rest_of_the_rows_can_be_read_after_the_start(tmp_path: Path) -> None:
+    assert is_startable(tmp_path, S)
+
+
+def test_the_last_sign_may_come_before_the_last_checkpoint(tmp_path: Path, in_kafka: Checkpoint) -> None:
+    in_kafka.position = replace(K, vclock=VClock({1: 60}), seq=50)
+    assert not is_startable(tmp_path, K, mode="always")
+
+
+@pytest.mark.parametrize("options", [{"mode": "always"}, {"published": False}], ids=["each start", "a space is newly published"])
+def test_a_snapshot_needs_the_rows_at_the_checkpoint(tmp_path: Path, options: dict[str, Any]) -> None:
+    """A start with an older store would be refused, as it is another daemon's: again and again."""
+    assert not is_startable(tmp_path, S, **options)
+    assert is_startable(tmp_path, replace(S, vclock=K.vclock), **options)
