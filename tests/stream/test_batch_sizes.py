@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cdc import native
 from cdc.errors import CdcError
 from cdc.images.overlay import Images
 from cdc.positions.position import Position, SnapshotState
@@ -20,6 +21,7 @@ from cdc.protocol.compiled_frames import frame_decoder
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batches.batch import Batch, Broadcast
+from cdc.stream.catch_up import ENDLESS
 from cdc.stream.pipeline import Pipeline
 from tests.fakes import wire
 from tests.fakes.captures import REPLICASET
@@ -169,6 +171,14 @@ def test_what_is_read_again_for_the_images(memory: int, monkeypatch: pytest.Monk
     assert max(len(batch.changes) for batch in caught_up) <= 21
     assert sum(len(batch.changes) for batch in caught_up) == 1 + COUNT + 100
     check(batch for batch in found if not batch.is_catch_up)
+
+
+@pytest.mark.skipif(native.ROW_PATH == "python", reason=native.REASON)
+def test_what_a_standby_reads_is_counted_by_its_path() -> None:
+    target = follow(filled(), catch_up_to=replace(BEGIN, vclock=ENDLESS))
+    found = [batch for frames in pieces(rows(Type.DELETE), 1000) for batch in target.feed(frames, NOW_US)]
+    assert sum(batch.row_count for batch in found) == COUNT
+    assert sum(batch.native_row_count for batch in found) > COUNT / 2
 
 
 def test_what_is_read_again_is_bounded_by_its_size_too() -> None:

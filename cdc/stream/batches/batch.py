@@ -102,7 +102,20 @@ class BatchBuilder:
 
     def take_catch_up(self, position: Position, changes: Changes) -> Batch:
         """Return the batch of a catch-up, without messages."""
-        batch = Batch([], 0, 0, self.row_count, position, True, self.stored, [], self.timestamp, changes, True)
+        batch = Batch(
+            [],
+            0,
+            0,
+            self.row_count,
+            position,
+            True,
+            self.stored,
+            [],
+            self.timestamp,
+            changes,
+            True,
+            native_row_count=self.native_row_count,
+        )
         self.parts, self.stored = [], {}
         self.byte_count = self.row_count = self.native_row_count = 0
         self._has_broadcast = False
