@@ -101,11 +101,11 @@ class Standby:
         while not self._is_stopping.is_set():
             try:
                 stored = admission.read(self._config, lambda reason: self._log.info("kafka doesn't answer yet", reason=reason))
+                admission.check_owner(self._config, stored)
             except ConnectionLostError as error:
                 self._tell(error)
                 self._is_stopping.wait(jittered(delays.next()))
             else:
-                admission.check_owner(self._config, stored)
                 self._status.error = None
                 return stored
         return None

@@ -13,7 +13,7 @@ from cdc.config.shard import Shard
 from cdc.daemon import admission, standby
 from cdc.daemon.admission import StateDirectoryLock
 from cdc.daemon.standby import Standby
-from cdc.errors import ConfigurationError
+from cdc.errors import ConfigurationError, ConnectionLostError
 from cdc.ops.status import Status
 from cdc.positions.position import Position
 from cdc.store.writer import StateWriter
@@ -76,6 +76,26 @@ def test_who_waited_is_no_owner_of_the_checkpoints_store(tmp_path: Path, monkeyp
     stored = Checkpoint(Position(), writer="other", has_store=True, signs={"shop": ended})
     assert wait_of(tmp_path, stored, monkeypatch) == (True, ["ours"])
     assert not admission.is_store_ours(config(tmp_path, "full"), stored, ["ours"])
+
+
+def test_kafka_may_be_away_while_a_fleets_claim_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([ConnectionLostError("away"), None])
+
+    def check_owner(*_: object) -> None:
+        answer = next(answers)
+        if answer is not None:
+            raise answer
+
+    monkeypatch.setattr(standby, "jittered", lambda _: 0.0)
+    monkeypatch.setattr(admission, "read", lambda *_: Checkpoint())
+    monkeypatch.setattr(admission, "check_owner", check_owner)
+    (tmp_path / "images").mkdir(parents=True)
+    lock = StateDirectoryLock(config(tmp_path))
+    try:
+        assert not Standby(config(tmp_path), Status("shop"), threading.Event(), None).await_turn(lock, "ours")
+    finally:
+        lock.close()
+    assert next(answers, "asked twice") == "asked twice"
 
 
 def test_shared_topics_have_no_standby_with_a_store(tmp_path: Path) -> None:
