@@ -13,7 +13,7 @@ from typing import Final
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from cdc.errors import ConfigurationError
-from cdc.kafka.clients import KafkaClients
+from cdc.kafka.clients import FOLLOWING_END_WAIT_MS, KafkaClients
 from cdc.kafka.errors import reading_error
 from cdc.stream.commits.checkpoint import Checkpoint, fold
 
@@ -69,7 +69,7 @@ class CheckpointTail:
         self._consumer.close()
 
     def _new_consumer(self) -> Consumer:
-        consumer = self._clients.consumer("read_committed")
+        consumer = self._clients.consumer("read_committed", end_wait_ms=FOLLOWING_END_WAIT_MS)
         consumer.incremental_assign([TopicPartition(self._topic, 0, self._next_offset)])
         return consumer
 

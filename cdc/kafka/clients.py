@@ -36,6 +36,10 @@ SLOWEST_BYTES_PER_MS: Final = 8 * 1024
 """Lowest network rate that is assumed: at the default message size it allows ANSWER_TIMEOUT_MS for sending one message."""
 TRANSACTION_TIMEOUT_DEFAULT_MS: Final = 900_000
 """Kafka's default for transaction.max.timeout.ms, used if the brokers don't report theirs."""
+FOLLOWING_END_WAIT_MS: Final = 100
+"""Time, in milliseconds, between two questions of a consumer that goes on behind the last message for hours. Each costs a broker
+as much as a small message does: at 10 ms, one that waits took an eighth of a processor of a local broker. It is less than the
+time after which a listener calls the silence of a partition a silence."""
 
 _LIBRARY: Final = logging.getLogger("librdkafka")
 """Logger for the clients' own lines. The running command decides where they are written (cdc.log)."""
@@ -134,11 +138,11 @@ class KafkaClients:
             logger=_SILENT,
         )
 
-    def consumer(self, isolation: str, ahead_bytes_max: int | None = None) -> Consumer:
+    def consumer(self, isolation: str, ahead_bytes_max: int | None = None, *, end_wait_ms: int = 10) -> Consumer:
         """Return a consumer whose partitions are assigned by the caller and which reports their ends.
 
         `isolation` is read_committed or read_uncommitted. The consumer prefetches up to `ahead_bytes_max` bytes; the default is
-        librdkafka's 64 MiB.
+        librdkafka's 64 MiB. Behind the last message a broker is asked every `end_wait_ms`, and answers sooner if one comes.
         """
         ahead = {}
         if ahead_bytes_max is not None:
@@ -148,7 +152,7 @@ class KafkaClients:
             Consumer,
             {
                 "log_level": LOG_LEVEL,  # errors are raised
-                "fetch.wait.max.ms": 10,  # the end of a partition is known only from a broker's empty answer
+                "fetch.wait.max.ms": end_wait_ms,  # the end of a partition is known only from a broker's empty answer
                 **ahead,
                 **self._common(),
                 "message.max.bytes": self._config.message_bytes_max,

@@ -19,7 +19,7 @@ import structlog
 from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
 
 from cdc.errors import ConnectionLostError
-from cdc.kafka.clients import KafkaClients
+from cdc.kafka.clients import FOLLOWING_END_WAIT_MS, KafkaClients
 from cdc.kafka.reach import Reach
 from cdc.stream.commits.checkpoint import Sign, sign_record
 from cdc.stream.commits.ownership import SIGN_SECONDS, Listening
@@ -117,7 +117,7 @@ def observe(clients: KafkaClients, topic: str, name: str, is_stopping: Callable[
 
     Raises ConnectionLostError if this function's client can't reach Kafka but a new client can.
     """
-    consumer = clients.consumer("read_uncommitted")
+    consumer = clients.consumer("read_uncommitted", end_wait_ms=FOLLOWING_END_WAIT_MS)
     reach = Reach([consumer], clients.admin, topic, ConnectionLostError)
     place = TopicPartition(topic, 0, OFFSET_END)
     read_to = -1

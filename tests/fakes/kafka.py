@@ -396,7 +396,7 @@ class FakeClients:
         """Of this cluster."""
         return FakeAdmin(self.cluster)
 
-    def consumer(self, isolation: str) -> FakeConsumer:
+    def consumer(self, isolation: str, *, end_wait_ms: int = 10) -> FakeConsumer:  # noqa: ARG002 - it answers at once
         """Of what is committed, or of all."""
         return FakeConsumer(self.cluster, isolation)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from confluent_kafka import KafkaError
@@ -12,7 +14,9 @@ from confluent_kafka import KafkaError
 from cdc.config import TRANSACTION_TIMEOUT_MAX_MS, KafkaSection
 from cdc.errors import ConfigurationError
 from cdc.kafka.broker_limits import BrokerLimits
+from cdc.kafka.checkpoint_tail import CheckpointTail
 from cdc.kafka.clients import ANSWER_TIMEOUT_MS, KafkaClients, _trouble, queue_kbytes, time_outs
+from cdc.kafka.sign_of_life import observe
 from tests.fakes.secrets import told
 
 NOBODY = "127.0.0.1:1"
@@ -125,6 +129,19 @@ def test_no_client_has_a_broker_make_topics(monkeypatch: pytest.MonkeyPatch) -> 
     some.admin(), some.prober(1000), some.consumer("read_committed"), some.best_effort_producer()
     some.transactional(lambda _: None, 1000), some.idempotent(lambda _: None, lambda *_: None)
     assert [given["allow.auto.create.topics"] for given in settings] == [False] * 6
+
+
+def test_who_waits_for_hours_asks_a_broker_ten_times_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Mock] = []
+
+    def make(_: object, __: object, given: dict[str, Any], *___: object, **____: object) -> Mock:
+        made.append(Mock(settings=given))
+        return made[-1]
+
+    monkeypatch.setattr(KafkaClients, "_made", make)
+    CheckpointTail(clients(), "shop.checkpoint", "shop")
+    observe(clients(), "shop.checkpoint", "shop", lambda: True, Mock())
+    assert [each.settings["fetch.wait.max.ms"] >= 100 for each in made] == [True, True]
 
 
 @pytest.mark.parametrize("end", ["after 0ms in state CONNECT", "after 12ms in state CONNECT, 1 identical error(s) suppressed"])

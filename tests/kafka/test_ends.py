@@ -39,7 +39,7 @@ class CountingClients(FakeClients):
         self.made = 0
         self.listed: list[str | None] = []
 
-    def consumer(self, isolation: str) -> FakeConsumer:
+    def consumer(self, isolation: str, *, end_wait_ms: int = 10) -> FakeConsumer:  # noqa: ARG002 - it answers at once
         """As for everybody."""
         self.made += 1
         return CountingConsumer(self.cluster, isolation, self.listed)

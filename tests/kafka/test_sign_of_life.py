@@ -35,7 +35,7 @@ class Partition:
             "assign": lambda _: None,
             "close": lambda: None,
             "get_watermark_offsets": lambda *_, **__: (0, self._offset),
-            "consumer": lambda _: self,
+            "consumer": lambda *_, **__: self,
             "admin": lambda: self,
         }
         return answers[name]
@@ -96,7 +96,7 @@ def test_who_listens_ends_where_only_others_find_a_broker(monkeypatch: pytest.Mo
     made = clients(cluster)
     consumer = made.consumer("read_uncommitted")
     cluster.strand()
-    monkeypatch.setattr(made, "consumer", lambda _: consumer)
+    monkeypatch.setattr(made, "consumer", lambda *_, **__: consumer)
     with pytest.raises(ConnectionLostError, match="a new one does"):
         listen(made, "shop.checkpoint", "shop", lambda: False)
 

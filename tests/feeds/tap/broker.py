@@ -212,7 +212,7 @@ class Clients(KafkaClients):
         """The broker itself."""
         return self._broker
 
-    def consumer(self, isolation: str, ahead_bytes_max: int | None = None) -> Any:  # noqa: ARG002 - all is committed
+    def consumer(self, isolation: str, ahead_bytes_max: int | None = None, *, end_wait_ms: int = 10) -> Any:  # noqa: ARG002 - all is committed
         """A reader."""
         return Reader(self._broker)
 
