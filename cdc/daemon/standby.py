@@ -84,9 +84,10 @@ class Standby:
         try:
             if self._writer is None:
                 while not vigil.is_gone and not self._is_stopping.wait(_TURN_SECONDS):
+                    watch.check()
                     self._status.is_standby_ready = vigil.is_steady
             else:
-                self._keep_store(self._writer, clients, topic, vigil)
+                self._keep_store(self._writer, CheckpointTail(clients, topic, config.name), vigil, watch)
         finally:
             watch.close()
             self._status.is_standby_ready = False
@@ -110,10 +111,9 @@ class Standby:
                 return stored
         return None
 
-    def _keep_store(self, writer: StateWriter, clients: KafkaClients, topic: str, vigil: Vigil) -> None:
+    def _keep_store(self, writer: StateWriter, tail: CheckpointTail, vigil: Vigil, watch: LifeWatch) -> None:
         """Keep the store near the checkpoint until the name is free and the store is ready, or a stop is requested."""
         delays = BackOff(0.2, _DELAY_MAX_SECONDS)
-        tail = CheckpointTail(clients, topic, self._config.name)
         store: StandbyStore | None = None
         has_turn = False
 
@@ -121,6 +121,7 @@ class Standby:
             # Once it is this one's turn, it stays so: a store that ends its connection for that would seem not to be ready.
             nonlocal has_turn
             assert store is not None
+            watch.check()
             is_ready = store.is_ready
             self._status.is_standby_ready = is_ready and vigil.is_steady
             if is_ready and self._told is not None:

@@ -23,6 +23,7 @@ class LifeWatch:
         self._name = name
         self._vigil = vigil
         self._is_stopping = threading.Event()
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="life watch", daemon=True)
 
     def start(self) -> None:
@@ -33,6 +34,11 @@ class LifeWatch:
         """Stop listening."""
         self._is_stopping.set()
         self._thread.join()
+
+    def check(self) -> None:
+        """Raise the error that has ended the listening, if one has: without it no silence would ever be noticed."""
+        if self._failure is not None:
+            raise self._failure
 
     def record_sign(self, sign: Sign, now: float) -> None:
         """See `Evidence.record_sign`."""
@@ -57,3 +63,6 @@ class LifeWatch:
             except ConnectionLostError as error:
                 self._vigil.record_outage(time.monotonic())
                 structlog.get_logger().info("listening with a new client", name=self._name, reason=error.message)
+            except Exception as error:  # noqa: BLE001 - raised by `check`, in the thread that waits
+                self._failure = error
+                return

@@ -41,6 +41,9 @@ class Watch:
     def start(self) -> None:
         pass
 
+    def check(self) -> None:
+        pass
+
     def close(self) -> None:
         pass
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cdc.errors import ConnectionLostError
+from cdc.errors import ConnectionLostError, PublishError
 from cdc.kafka import life_watch, sign_of_life
 from cdc.kafka.life_watch import LifeWatch
 from cdc.stream.commits.standby import SILENT_SECONDS, Vigil
@@ -61,3 +61,17 @@ def test_a_lost_client_is_an_outage(monkeypatch: pytest.MonkeyPatch) -> None:
     watch.start()
     watch._thread.join(30)
     assert calls == [True, False]
+
+
+def test_what_ends_the_listening_is_told_to_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = LifeWatch(None, "shop.checkpoint", "shop", Vigil(0.0))  # type: ignore[arg-type]
+
+    def observe(*_: object) -> None:
+        raise PublishError("the topic can't be read")
+
+    monkeypatch.setattr(life_watch, "observe", observe)
+    watch.check()
+    watch.start()
+    watch._thread.join(30)
+    with pytest.raises(PublishError, match="the topic can't be read"):
+        watch.check()
