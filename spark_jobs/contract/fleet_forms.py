@@ -62,9 +62,13 @@ class FleetForms:
         """
         found = [form for text in texts for form in _forms(shard, text)]
         for form, space, table in sorted(found, key=lambda one: one[0].schema_version):
-            if form in self.known or not is_chosen(space):
+            if form in self.known:
                 continue
-            self._check_name(form, space)
+            # Also if the new name isn't chosen: the rows that the table has would stay in it for good.
+            self._check_renamed(form, space)
+            if not is_chosen(space):
+                continue
+            self._check_number(space)
             self._check_key(form, space, table)
             of_shard = (number for other, number in self.known.items() if (other.shard, number.space) == (shard, space))
             newest = max((number.schema_version for number in of_shard), default=-1)
@@ -96,7 +100,7 @@ class FleetForms:
             if record["source"]["table"] == space
         ]
 
-    def _check_name(self, form: ShardForm, space: str) -> None:
+    def _check_renamed(self, form: ShardForm, space: str) -> None:
         former = {number.space for other, number in self.known.items() if other[:2] == form[:2]} - {space}
         if former:
             raise JobError(
@@ -104,6 +108,8 @@ class FleetForms:
                 " later, and until then their rows have the other name, so the tables of a fleet don't follow renamings. Leave"
                 " both names out with --spaces, with a new --path and an empty --checkpoint."
             )
+
+    def _check_number(self, space: str) -> None:
         others = {number.space for number in self.known.values()} - {space}
         if any(space_number(other) == space_number(space) for other in others):
             raise JobError(f"The name of the space {space!r} has the number of another one. Leave one of them out with --spaces.")

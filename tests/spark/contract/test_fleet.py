@@ -81,6 +81,8 @@ def test_what_a_table_of_the_fleet_cannot_follow_is_refused_by_name() -> None:
     forms.learn("s1", [record("s1")], 0)
     with pytest.raises(JobError, match=r"shard 's1' has renamed the space 'users' to 'people'"):
         forms.learn("s1", [record("s1", space="people", version=2)], 5)
+    with pytest.raises(JobError, match=r"shard 's1' has renamed the space 'users' to 'archive'"):
+        forms.learn("s1", [record("s1", space="archive", version=2)], 5, lambda space: space == "users")
     with pytest.raises(JobError, match=r"'users' has another primary key in the shard 's2' \(name\)"):
         forms.learn("s2", [record("s2", key=("name",))], 5)
     with pytest.raises(JobError, match=r"s2.schema holds something"):
