@@ -128,7 +128,7 @@ class KeysAudit(AuditSink):
         """Return what the buckets' topics say, at the end of a run."""
         return buckets.judge(self._buckets(), self._buckets())
 
-    def _buckets(self) -> dict[int, dict[str, str | None]]:
+    def _buckets(self) -> buckets.States:
         topics = {self._topics.control_of(shard, "buckets"): shard for shard in self._topics.shards}
         texts = [F.col(name).cast("string").alias(name) for name in ("key", "value")]
         rows = self.read_topics([*topics]).select("topic", "partition", "offset", *texts).collect()
