@@ -104,6 +104,11 @@ class Topics:
             return [self.control(name)]
         return [self.control_of(shard, name) for shard in self.shards]
 
+    @property
+    def all_controls(self) -> list[str]:
+        """The control topics, whose records aren't change events."""
+        return self.controls((*CONTROL_TOPICS, *OF_SHARDS) if self.shards else CONTROL_TOPICS)
+
     def control_of(self, shard: str, name: str) -> str:
         """Return the control topic `<prefix>.<shard>.<name>`."""
         assert shard in self.shards
@@ -189,7 +194,7 @@ class Topics:
         # Subscribed by pattern: naming a topic that doesn't exist would fail, or create it.
         pattern = f"^(?:{'|'.join(map(re.escape, topics))})$"
         records = self._as_json(reader.option("startingOffsets", "earliest").option("subscribePattern", pattern).load())
-        if not self.skip_unreadable or {*topics} <= {*self.controls(CONTROL_TOPICS)}:
+        if not self.skip_unreadable or {*topics} <= {*self.all_controls}:
             return records
         return with_fault_column(records).where("sentence is null").drop("sentence")
 

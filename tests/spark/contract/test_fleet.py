@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_jobs.contract.envelope import Names
+from spark_jobs.contract.envelope import CONTROL_TOPICS, Names
 from spark_jobs.contract.fleet import Writers, writers
 from spark_jobs.contract.fleet_forms import FleetForm, FleetForms, ShardForm, space_number
 from spark_jobs.contract.forms import Forms
@@ -42,6 +42,9 @@ def test_the_schema_topics_tell_whose_a_prefix_is() -> None:
 def test_topics_of_a_fleet() -> None:
     topics = Topics("k", "shop", shards=("s1", "s2"))
     assert topics.controls(["schema"]) == ["shop.s1.schema", "shop.s2.schema"]
+    # With --on-error dead-letter, what isn't a change event is left out of all others.
+    assert {"shop.s1.buckets", "shop.s2.buckets", "shop.s1.schema"} <= {*topics.all_controls}
+    assert Topics("k", "shop").all_controls == [f"shop.{name}" for name in CONTROL_TOPICS]
     records = {shard: [record(shard), record(shard, space="_bucket", space_id=600, is_apart=True)] for shard in ("s1", "s2")}
     owner = owner_of_fleet("shop", records)
     assert owner.names == Names(frozenset({"shop"}), shards=("s1", "s2"))
