@@ -6,7 +6,7 @@ with the next lower offset, not seq.
 
 What removes rows without events breaks no chain. A `t` is in each partition, between the changes before and after it. It concerns
 what its shard then had, of which some rows may have come unseen, with another shard's last change. The sweep of a snapshot is in
-no partition: a link over the end of one isn't judged.
+no partition: a link over the end of one isn't judged, and neither is one from another shard to events after that end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ LAST_SCHEMA: Final = (
     "key_hash bigint, offset bigint, shard string, seq bigint, op string, has_after boolean, has_images boolean, version bigint,"
     " text_hash bigint, values_hash bigint, topic string, partition int"
 )
-"""Last known change of each key; `key_hash` is the hash of the topic and the key's text."""
+"""Last known change of each key; `key_hash` is the hash of the topic and the key's text. Truncations (`t`) are among them, as
+they concern keys of all earlier batches."""
 
 SWEEP_SCHEMA: Final = "swept_shard string, swept string, up_to bigint, at bigint"
 """Sweeps of snapshots: rows of the space `swept` up to a seq of the shard are gone for its events after `at`."""
@@ -68,28 +69,30 @@ def broken(changes: DataFrame, known: DataFrame, sweeps: DataFrame) -> DataFrame
         & F.expr("previous.shard <> shard or previous.seq < seq")
         & ~F.coalesce(goes_on, begins, F.lit(True))
     )
-    truncations = changes.where("op = 't'").select(
-        *(F.col(name).alias(f"t_{name}") for name in ("topic", "partition", "offset", "shard"))
-    )
+    place = ("topic", "partition", "offset", "shard")
+    told = changes.select("op", *place).unionByName(known.select("op", *place)).where("op = 't'")
+    truncations = told.select(*(F.col(name).alias(f"t_{name}") for name in place))
+    # A row may have come to the shard unseen, and its bucket may have gone on since: then a third one inserts the key again.
     is_emptied = F.expr(
         "topic = t_topic and partition = t_partition and t_offset between previous.offset and offset"
-        " and t_shard in (shard, previous.shard)"
+        " and (op = 'c' or t_shard in (shard, previous.shard))"
     )
     is_swept = F.expr(
-        "space = swept and ((shard = swept_shard and at < seq) or (previous.shard = swept_shard and previous.seq <= up_to))"
+        "space = swept and if(shard = previous.shard, shard = swept_shard and previous.seq <= up_to and at < seq,"
+        " (shard = swept_shard and at < seq) or (previous.shard = swept_shard and previous.seq <= up_to))"
     )
     rest = suspects.join(F.broadcast(truncations), is_emptied, "left_anti").join(F.broadcast(sweeps), is_swept, "left_anti")
     return rest.select("topic", "partition", "offset", "space", "key", "seq", "op", "shard", "previous")
 
 
 def last(changes: DataFrame) -> DataFrame:
-    """Return the last change of each key, as LAST_SCHEMA. After a truncation in its partition nothing is known of a key."""
-    emptied = changes.where("op = 't'").groupBy(F.col("topic").alias("t_topic"), F.col("partition").alias("t_partition"))
-    floor = emptied.agg(F.max("offset").alias("t_offset"))
+    """Return the last change of each key, as LAST_SCHEMA, and the last truncation by each shard in each partition."""
     shown = linked(changes).select("key_hash", _image().alias("image"))
-    newest = shown.groupBy("key_hash").agg(F.max_by("image", "image.offset").alias("image")).select("key_hash", "image.*")
-    is_before = F.expr("topic = t_topic and partition = t_partition and offset < t_offset")
-    return newest.join(F.broadcast(floor), is_before, "left_anti")
+    whose = F.xxhash64(F.lit("t"), "topic", "partition", "shard").alias("key_hash")
+    emptied = changes.where("op = 't'").withColumns({"text_hash": F.col("after_text"), "values_hash": F.col("after_values")})
+    told = emptied.withColumn("version", F.xxhash64("shard", "version")).select(whose, _image().alias("image"))
+    newest = shown.unionByName(told).groupBy("key_hash").agg(F.max_by("image", "image.offset").alias("image"))
+    return newest.select("key_hash", "image.*")
 
 
 def newest(stored: DataFrame) -> DataFrame:

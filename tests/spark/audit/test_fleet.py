@@ -14,7 +14,7 @@ from spark_jobs.audit.sink import AuditSink
 from spark_jobs.audit.sources import Source
 from spark_jobs.contract.source import Topics
 from tests.spark.audit.auditor import Auditor
-from tests.spark.messages import Message, by, event, truncate
+from tests.spark.messages import Message, by, event, snapshot, truncate
 
 pytestmark = pytest.mark.spark
 
@@ -88,3 +88,20 @@ def test_moves_are_clean_and_each_fault_is_found_once(spark: SparkSession, tmp_p
         ("owner", '{"id":3}', 5, 'Two shards have the key {"id":3}'[:29]),
     ]
     assert auditor.fleet.counts() == {"findings": len(found)}
+
+
+def test_what_removes_rows_excuses_only_links_over_it(spark: SparkSession, tmp_path: Path) -> None:
+    auditor = FleetAuditor(spark, tmp_path)
+    auditor.take(*(change("s1", "c", key, key, None, 10) for key in (1, 2, 3, 4)))
+    # The keys 1 and 3 have gone to s2 unseen, and after its TRUNCATE the bucket of 3 has gone back.
+    auditor.take(by("s2", truncate(1)))
+    auditor.take(change("s2", "c", 1, 2, None, 20), change("s1", "c", 3, 5, None, 30))
+    auditor.take(
+        by("s1", snapshot("STARTED", 5, snapshot_id="1")),
+        change("s1", "r", 4, 6, None, 10),
+        by("s1", snapshot("COMPLETED", 6, snapshot_id="1", sweep_seq=4)),
+    )
+    auditor.take(change("s1", "c", 2, 7, None, 20), change("s1", "u", 3, 8, 30, 31))
+    assert (auditor.fleet.finish(), auditor.findings()) == (0, [])
+    auditor.take(change("s1", "u", 2, 9, 99, 21))  # after the sweep, and a change is lost
+    assert [(row["kind"], row["key"]) for row in auditor.findings()] == [("image", '{"id":2}')]
