@@ -22,11 +22,13 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract.avro_envelope import read_again
 from spark_jobs.contract.envelope import parse
+from spark_jobs.contract.fleet_forms import FleetForms
+from spark_jobs.contract.scales import unused, with_scales
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.lake import fleet_frames as frames
 from spark_jobs.lake.change_rows import SOURCE_FIELDS_OF_CHANGES, event_rows, members_of
-from spark_jobs.lake.control import KINDS, Control, ControlTable, without_control
+from spark_jobs.lake.control import KINDS, Control, ControlTable, Record, without_control
 from spark_jobs.lake.event_table import SHARDS, AppendRules, EventTable, table_is_gone
 from spark_jobs.lake.fleet_order import Handoff, Stretch, stretches
 from spark_jobs.lake.fleet_plan import Emptied, Events, Plan, Progress, Removed, divided
@@ -34,6 +36,7 @@ from spark_jobs.lake.fleet_rows import FleetRows
 from spark_jobs.lake.positions import Positions
 from spark_jobs.lake.watermark import Ends, EventsAfterMark, Seqs, advance, bitmaps, covers, ends_without_records, last_end
 from spark_jobs.runner.job import Sink
+from spark_jobs.runner.output import tell
 from spark_jobs.tables import delta
 from spark_jobs.tables.codegen import varying
 from spark_jobs.tables.format import TableFormat
@@ -113,7 +116,7 @@ class FleetChangesSink(Sink):
             forms = former.forms if stored is None else stored.after.forms
             with FleetRows(waiting, table, forms) as added:
                 plan = self._made(added, waiting, former, batch, query) if stored is None else self._again(added, stored)
-                self._control.write([("schema", place, text) for place, text in enumerate(forms.records())])
+                self._control.write(self._forms(forms))
                 self._hold(rows, plan.after, batch, query)
                 self._table.append(added.frame().withColumn(_BATCH, varying(batch)), batch, query)
             self._mark()
@@ -124,6 +127,13 @@ class FleetChangesSink(Sink):
             is_done = " or ".join(f"(shard = '{shard}' and shard_seq <= {mark})" for shard, mark in former.marks.items())
             if is_done:
                 self._format.delete(self._session, self._held, f"{_QUERY} = '{query}' and ({is_done})")
+
+    def _forms(self, forms: FleetForms) -> list[Record]:
+        """Return the records of the forms, with the scales that the job was told."""
+        scales, records = self._topics.scales, forms.records()
+        if self._newest_seq is None and (names := unused(records, scales)):
+            tell(f"--decimal-scale: no space has such a decimal so far: {', '.join(names)}")
+        return [("schema", place, with_scales(text, scales) if scales else text) for place, text in enumerate(records)]
 
     def _parsed(self, records: DataFrame) -> DataFrame:
         return parse(
@@ -185,6 +195,8 @@ class FleetChangesSink(Sink):
                     " new --path and an empty --checkpoint."
                 )
         if not self._format.exists(self._session, self._held):
+            if former.has_waiting:
+                raise table_is_gone(self._held)
             return fresh
         stored = self._format.read(self._session, self._held)
         held = stored.where((F.col(_QUERY) == query) & (F.col(_BATCH) < batch) & frames.beyond(former.marks))
@@ -234,6 +246,7 @@ class FleetChangesSink(Sink):
             marks = {shard: before.mark(shard) for shard in goals}
             found = stretches(marks, goals, self._handoffs(added, waiting, removals) if len(goals) > 1 else (), end)
             after.marks |= {shard: up_to for shard, _, up_to in found}
+        after.has_waiting = any(known.found.last > after.mark(shard) for shard, known in shards.items())
         after.swept = [sweep.name for sweep in sweeps if sweep.at <= after.mark(sweep.shard)]
         return list(divided(found, removals, before.marks))
 
@@ -286,6 +299,12 @@ class FleetChangesSink(Sink):
                 raise JobError(
                     f'The shard {shard!r} publishes UPDATEs without their rows (state.images is "none"), and then both halves of'
                     ' a move of a bucket are seen, without marks. No order of such events is right. Set state.images = "full".'
+                )
+            if shard not in bits:
+                raise JobError(
+                    f"Events of the shard {shard!r} wait for others, and the fleet has no such shard any more: its topic"
+                    f" {self._topics.prefix}.{shard}.schema is gone, or can't be read. Put it back, or start with a new --path"
+                    " and an empty --checkpoint."
                 )
             if count > int.from_bytes(found_bits[0], "little").bit_count():
                 raise JobError(

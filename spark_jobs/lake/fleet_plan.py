@@ -57,12 +57,16 @@ class Removed:
 
 @dataclass
 class Progress:
-    """How far a fleet's table is: of each shard the last seq in it, its own last one, and the sweeps that were carried out."""
+    """How far a fleet's table is: of each shard the last seq in it, its own last one, and the sweeps that were carried out.
+
+    `has_waiting` says whether events that have been read wait beside the table.
+    """
 
     marks: dict[str, int] = field(default_factory=dict)
     last: int = 0
     swept: list[str] = field(default_factory=list)
     forms: FleetForms = field(default_factory=FleetForms)
+    has_waiting: bool = False
 
     def mark(self, shard: str) -> int:
         """Return the last seq of a shard; 0 if it has none."""
@@ -70,12 +74,14 @@ class Progress:
 
     def to_json(self) -> Any:
         """Return what must be kept."""
-        return {"marks": self.marks, "last": self.last, "swept": self.swept, "forms": self.forms.to_json()}
+        kept = {"marks": self.marks, "last": self.last, "swept": self.swept, "forms": self.forms.to_json()}
+        return {**kept, "has_waiting": self.has_waiting}
 
     @classmethod
     def from_json(cls, kept: Any) -> Progress:
         """The inverse of `to_json`."""
-        return cls(dict(kept["marks"]), kept["last"], list(kept["swept"]), FleetForms.from_json(kept["forms"]))
+        forms, has_waiting = FleetForms.from_json(kept["forms"]), kept.get("has_waiting", False)
+        return cls(dict(kept["marks"]), kept["last"], list(kept["swept"]), forms, has_waiting)
 
 
 @dataclass(frozen=True)

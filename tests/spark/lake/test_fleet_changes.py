@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +208,27 @@ def test_what_no_order_can_be_right_for_is_an_error(spark: SparkSession, tmp_pat
     sink(spark, tmp_path, topics).write(late, 1, "query")
     with pytest.raises(JobError, match=r"event 3 of the shard 's2' in shop.users was read after later ones"):
         sink(spark, tmp_path, topics).write(topics.send(by("s2", put("c", {"id": 3, "n": 1}, 3))), 2, "query")
+
+
+def test_events_that_wait_and_forms_are_kept_beside_the_table(spark: SparkSession, tmp_path: Path) -> None:
+    """What waits isn't lost without a word, and `--decimal-scale` is among the forms."""
+    topics = FakeTopics(spark, shards=SHARDS)
+    topics.send(*(by(shard, schema(0, columns=(("id", "unsigned"), ("n", "decimal")))) for shard in SHARDS))
+    before, first = (topics.send(by("s2", put("c", {"id": seq, "n": seq}, seq))) for seq in (1, 2))
+    topics.took(first)
+    of_table = replace(TOPICS, scales={"users.n": 2})
+    made = FleetChangesSink(spark, of_table, str(tmp_path / "changes"), topics, str(tmp_path / "plan"))
+    made.write(first, 0, "query")
+    assert events(spark, tmp_path) == []
+    (form,) = tables.read(spark, str(tmp_path / "changes" / "_control")).collect()
+    assert '"typeName":"decimal","position":2,"scale":2' in form["value"]
+    alone = FleetChangesSink(spark, replace(TOPICS, shards=("s1",)), str(tmp_path / "changes"), topics, str(tmp_path / "plan"))
+    with pytest.raises(JobError, match=r"Events of the shard 's2' wait for others, and the fleet has no such shard any more"):
+        alone.write(before.where("false"), 1, "query")
+    shutil.move(tmp_path / "changes" / "_held", tmp_path / "elsewhere")
+    with pytest.raises(JobError, match=r"_held is gone"):
+        sink(spark, tmp_path, topics).write(before, 1, "query")
+    shutil.move(tmp_path / "elsewhere", tmp_path / "changes" / "_held")
+    topics.took(before)
+    sink(spark, tmp_path, topics).write(before, 1, "query")
+    assert [row["shard_seq"] for row in events(spark, tmp_path)] == [1, 2]
