@@ -17,12 +17,13 @@ from typing import Any, Final, NamedTuple
 from spark_jobs.contract.envelope import Names
 from spark_jobs.errors import JobError
 
-_FOREIGN_TO_TOPICS: Final = re.compile(r"[^A-Za-z0-9._-]")
+FOREIGN_TO_TOPICS: Final = "[^A-Za-z0-9._-]"
+"""Pattern of a letter of a space's name that a topic's name can't have."""
 
 
 def topic_suffix(space: str) -> str:
     """Return a space's name as it is written in the name of its topic."""
-    return _FOREIGN_TO_TOPICS.sub("_", space)
+    return re.sub(FOREIGN_TO_TOPICS, "_", space)
 
 
 @dataclass(frozen=True)

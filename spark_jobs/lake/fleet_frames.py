@@ -20,6 +20,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract.fleet_forms import FleetForms
+from spark_jobs.contract.owner import FOREIGN_TO_TOPICS
 from spark_jobs.lake.change_rows import CHANGES_COLUMNS
 from spark_jobs.lake.fleet_order import Handoff
 from spark_jobs.lake.fleet_plan import Emptied, Events
@@ -38,7 +39,10 @@ _LOST: Final = -1
 
 def with_space_names(rows: DataFrame, prefix: str) -> DataFrame:
     """Return the rows with the names that spaces have in the fleet's table: `<shard>.<space>` if each shard has it by itself."""
-    is_apart = F.startswith("kafka_topic", F.concat(F.lit(f"{prefix}."), "shard", F.lit(".")))
+    of_shard = F.startswith("kafka_topic", F.concat(F.lit(f"{prefix}."), "shard", F.lit(".")))
+    # All shards may share a space with a name such as `s1.x`.
+    shared = F.concat(F.lit(f"{prefix}."), F.regexp_replace("space", FOREIGN_TO_TOPICS, "_"))
+    is_apart = of_shard & (F.col("kafka_topic") != shared)
     return rows.withColumn("space", F.when(is_apart, F.concat_ws(".", "shard", "space")).otherwise(F.col("space")))
 
 
@@ -92,8 +96,8 @@ def _formed(joined: DataFrame, forms: FleetForms) -> DataFrame:
 def removed(events: DataFrame, removal: Emptied, base: int, truncation: DataFrame | None) -> DataFrame:
     """Return the `d` events in the place of a removal, numbered from `base` + 1 on.
 
-    `events` has the events of the fleet's table before it, at least those of the space and of the shard's `_bucket`. `truncation`
-    is the row of the `t`, None for a sweep.
+    `events` has the events of the fleet's table before it, at least those of the space and of each shard's `_bucket`.
+    `truncation` is the row of the `t`, None for a sweep.
     """
     of_space = events.where((F.col("space") == removal.space) & F.col("key").isNotNull())
     last = of_space.groupBy("key").agg(F.max_by(F.struct(*(name for name in COLUMNS if name != "key")), "seq").alias("last"))
@@ -128,16 +132,20 @@ def removed(events: DataFrame, removal: Emptied, base: int, truncation: DataFram
 
 def _of_shard(rows: DataFrame, events: DataFrame, removal: Emptied) -> DataFrame:
     """Return those of a space's rows that belong to the shard of a removal."""
-    states = bucket_states(events).where(F.col("shard") == removal.shard)
+    of_all = bucket_states(events)
+    states = of_all.where(F.col("shard") == removal.shard)
     owned = _owned(states, removal.at)
     if removal.is_sweep:
         # Rows of a bucket that came later may be missing in the snapshot.
-        owned = owned.join(_owned(states, removal.up_to), "bucket")
+        owned = owned.join(_owned(states, removal.up_to).select("bucket"), "bucket")
+    moved_on = _moved_on(of_all.where(F.col("shard") != removal.shard), owned)
     is_known = states.agg((F.count("*") > 0).alias("has_buckets"))
     told = rows.withColumn("bucket", F.get_json_object("after", "$.bucket_id")).crossJoin(F.broadcast(is_known))
-    told = told.join(F.broadcast(owned.withColumn("is_owned", F.lit(True))), "bucket", "left")
+    told = told.join(F.broadcast(owned.select("bucket", F.lit(True).alias("is_owned"))), "bucket", "left")
+    told = told.join(F.broadcast(moved_on), ["shard", "bucket"], "left")
     by_bucket = F.col("bucket").isNotNull() & F.col("has_buckets")
     belongs = F.when(by_bucket, F.coalesce("is_owned", F.lit(False))).otherwise(F.col("shard") == removal.shard)
+    belongs &= F.col("since").isNull() | (F.col("shard_seq") < F.col("since"))
     return told.where(belongs).select(*rows.columns)
 
 
@@ -155,9 +163,22 @@ def bucket_states(events: DataFrame) -> DataFrame:
 
 
 def _owned(states: DataFrame, up_to: int) -> DataFrame:
-    """Return the buckets of one shard as of a seq of its own."""
-    last = states.where(F.col("shard_seq") <= up_to).groupBy("bucket").agg(F.max_by(F.col("status"), "shard_seq").alias("status"))
-    return last.where(F.col("status").isin(*_OWNED)).select("bucket")
+    """Return the buckets of one shard as of a seq of its own, each with the generation since which it has been there."""
+    last = F.max_by(F.struct("status", "generation"), "shard_seq").alias("now")
+    now = states.where(F.col("shard_seq") <= up_to).groupBy("bucket").agg(last).select("bucket", "now.*")
+    # A bucket that is being sent has the generation of that move.
+    generation = F.coalesce("generation", F.lit(0)) - F.when(F.col("status") == "sending", 1).otherwise(0)
+    return now.where(F.col("status").isin(*_OWNED)).select("bucket", generation.alias("generation"))
+
+
+def _moved_on(others: DataFrame, owned: DataFrame) -> DataFrame:
+    """Return the shards to which buckets have gone on, with the first seq there after that (`since`).
+
+    Such a shard may be read before the former owner's removal. Its changes from then on are of rows that came later.
+    """
+    held = F.broadcast(owned.withColumnRenamed("generation", "held"))
+    later = others.join(held, "bucket").where(F.col("generation") > F.col("held"))
+    return later.groupBy("shard", "bucket").agg(F.min("shard_seq").alias("since"))
 
 
 def departures(states: DataFrame, removal: Emptied) -> dict[str, int | None]:
@@ -168,7 +189,7 @@ def departures(states: DataFrame, removal: Emptied) -> dict[str, int | None]:
     """
     own = states.where((F.col("shard") == removal.shard) & (F.col("shard_seq") <= removal.at))
     came = own.where("status = 'receiving'").groupBy("bucket").agg(F.max("generation").alias("arrival"))
-    arrived = came.join(_owned(own, removal.at), "bucket")
+    arrived = came.join(_owned(own, removal.at).select("bucket"), "bucket")
     others = states.where(F.col("shard") != removal.shard).join(F.broadcast(arrived), "bucket")
     per_shard = others.groupBy("bucket", "shard").agg(
         F.min(F.when(F.expr("status in ('sent', 'garbage') and generation = arrival"), F.col("shard_seq"))).alias("left_at"),

@@ -23,13 +23,13 @@ class FleetRows:
         self._table = table
         self._forms = forms
         self._steps: list[Events] = []
-        self._removed: list[tuple[str, DataFrame]] = []
+        self._removed: list[DataFrame] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        for _, frame in self._removed:
+        for frame in self._removed:
             frame.unpersist()
 
     def add(self, events: Events) -> None:
@@ -38,11 +38,11 @@ class FleetRows:
 
     def remove(self, removal: Emptied, base: int) -> int:
         """Add a `d` for each row that a removal finds after the parts so far, and return their number."""
-        spaces = [removal.space, f"{removal.shard}._bucket"]
-        before = [frame for space, frame in self._removed if space in spaces]
-        before.append(frames.numbered(self._changes().where(F.col("space").isin(*spaces)), self._steps, self._forms))
+        is_needed = (F.col("space") == removal.space) | F.endswith("space", F.lit("._bucket"))
+        before = [frame.where(is_needed) for frame in self._removed]
+        before.append(frames.numbered(self._changes().where(is_needed), self._steps, self._forms))
         if self._table is not None:
-            before.append(self._table.where(F.col("space").isin(*spaces)).select(*frames.COLUMNS))
+            before.append(self._table.where(is_needed).select(*frames.COLUMNS))
         truncation = None
         if not removal.is_sweep:
             is_it = (F.col("shard") == removal.shard) & (F.col("seq") == removal.at) & (F.col("op") == "t")
@@ -50,7 +50,7 @@ class FleetRows:
         found = frames.removed(reduce(DataFrame.unionByName, before), removal, base, truncation).persist(
             StorageLevel.MEMORY_AND_DISK
         )
-        self._removed.append((removal.space, found))
+        self._removed.append(found)
         return found.count()
 
     def read(self) -> DataFrame:
@@ -59,7 +59,7 @@ class FleetRows:
 
     def frame(self) -> DataFrame:
         """Return all rows."""
-        parts = [frames.numbered(self._changes(), self._steps, self._forms), *(frame for _, frame in self._removed)]
+        parts = [frames.numbered(self._changes(), self._steps, self._forms), *self._removed]
         return reduce(DataFrame.unionByName, parts)
 
     def _changes(self) -> DataFrame:

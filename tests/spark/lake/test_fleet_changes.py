@@ -185,6 +185,26 @@ def check(spark: SparkSession, path: Path, cluster: Cluster, seed: int) -> None:
     )
 
 
+def test_a_removal_that_is_read_late_spares_what_the_next_owner_has_written(spark: SparkSession, tmp_path: Path) -> None:
+    cluster = Cluster(FakeTopics(spark, shards=SHARDS))
+    topics = cluster.topics
+    for key in (0, 4):
+        cluster.write(key)
+    cluster.send("s1", truncate(cluster.next("s1"), space_id=SPACE_IDS["s1"], version=3))
+    cluster.lose("s1")
+    cluster.move(0)
+    cluster.write(8)
+    cluster.state("s2", 3, "active")
+    ranges = {place: (0, len(log)) for place, log in topics.messages.items() if not place[0].endswith(("schema", "snapshot"))}
+    # Of the TRUNCATE the job takes what is in partition 0; the keys are in the other one.
+    rest = topics.slice({("shop.users", 0): ranges.pop(("shop.users", 0))})
+    for batch, records in enumerate((topics.slice(ranges), rest)):
+        topics.took(records)
+        sink(spark, tmp_path, topics).write(records, batch, "query")
+    ops = [(row["key"], row["op"]) for row in events(spark, tmp_path, "space = 'users'")]
+    assert ops == [('{"id":0}', "c"), ('{"id":8}', "c"), ('{"id":4}', "c"), ('{"id":0}', "d"), ('{"id":4}', "d")]
+
+
 def test_what_no_order_can_be_right_for_is_an_error(spark: SparkSession, tmp_path: Path) -> None:
     """Events without rows, events that are there twice, and a table with another checkpoint."""
     for name, message, said in (
@@ -197,10 +217,14 @@ def test_what_no_order_can_be_right_for_is_an_error(spark: SparkSession, tmp_pat
         with pytest.raises(JobError, match=said):
             sink(spark, tmp_path / name, topics).write(records.where("topic = 'shop.users'"), 0, "query")
     topics = FakeTopics(spark, shards=SHARDS)
-    records = topics.send(by("s1", schema(0, columns=COLUMNS)), by("s1", put("c", {"id": 1, "n": 1}, 1)))
+    # A space that all shards have, and whose name looks like that of one's own.
+    form, first = schema(0, columns=COLUMNS, space="s1.x"), put("c", {"id": 1, "n": 1}, 1, space="s1.x")
+    records = topics.send(by("s1", form), by("s1", first))
     topics.took(records)
     sink(spark, tmp_path, topics).write(records, 0, "query")
-    assert [(row["seq"], row["shard"], row["shard_seq"]) for row in events(spark, tmp_path)] == [(1, "s1", 1)]
+    assert [(row["seq"], row["shard"], row["shard_seq"], row["space"]) for row in events(spark, tmp_path)] == [
+        (1, "s1", 1, "s1.x")
+    ]
     with pytest.raises(JobError, match="of another checkpoint"):
         sink(spark, tmp_path, topics).write(records, 0, "another query")
     late = topics.send(by("s2", put("c", {"id": 2, "n": 1}, 9)))
