@@ -49,10 +49,12 @@ def writers(prefix: str, records: Mapping[str, Iterable[str]]) -> Writers:
         for name, named in map(_source, values):
             if named is None or name is None:
                 continue
-            if not shard and prefix.endswith(f".{named}") and not name.endswith(f".{named}"):
+            # The fleet's prefix may itself end in the shard's name. Under another prefix, as of a mirror, that isn't known.
+            is_apart = name.endswith(f".{named}") and name != (prefix if shard else prefix.removesuffix(f".{named}"))
+            if not shard and prefix.endswith(f".{named}") and not is_apart:
                 part_of = prefix.removesuffix(f".{named}")
             elif shard == named:
-                (apart if name.endswith(f".{named}") else sharing).add(shard)
+                (apart if is_apart else sharing).add(shard)
     return Writers(tuple(sorted(sharing)), tuple(sorted(apart)), part_of)
 
 

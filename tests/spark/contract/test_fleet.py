@@ -33,6 +33,10 @@ def test_the_schema_topics_tell_whose_a_prefix_is() -> None:
     assert writers("shop", apart) == Writers(apart=("s1", "s2"))
     assert writers("shop.s1", {"shop.s1.schema": apart["shop.s1.schema"]}) == Writers()
     assert writers("shop.s1", {"shop.s1.schema": shared["shop.s1.schema"]}) == Writers(part_of="shop")
+    # The fleet's prefix ends in the name of a shard.
+    alike = record("s1").replace('"name":"shop"', '"name":"shop.s1"')
+    assert writers("shop.s1", {"shop.s1.s1.schema": [alike]}) == Writers(sharing=("s1",))
+    assert writers("shop.s1.s1", {"shop.s1.s1.schema": [alike]}) == Writers(part_of="shop.s1")
     # A daemon, and another one whose prefix begins alike.
     plain = schema(0).value or ""
     assert writers("shop", {"shop.schema": [plain], "shop.eu.schema": [plain.replace('"shop"', '"shop.eu"')]}) == Writers()
