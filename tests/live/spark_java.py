@@ -24,7 +24,9 @@ class SparkJava:
         with pytest.MonkeyPatch.context() as patch, log_file.open("wb") as log:
             for name, value in spark_environment().items():
                 patch.setenv(name, value)
-            self._gateway = launch_gateway(popen_kwargs={"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
+            # Programs name their tables relative to its folder, not to theirs.
+            files = {"stdout": log, "stderr": log, "cwd": log_file.parent}
+            self._gateway = launch_gateway(popen_kwargs=files)  # type: ignore[no-untyped-call]
         parameters = self._gateway.gateway_parameters
         self.environment = {PORT: str(parameters.port), SECRET: parameters.auth_token}
         """What a program needs to use it."""

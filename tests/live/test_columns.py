@@ -126,7 +126,6 @@ def test_an_error_that_ends_the_daemon_shows_no_value(scene: Scene) -> None:
     assert scene.daemon.wait_for_end() != 0
     log = scene.daemon.run.log_text()
     assert "counts its field from the end of the row" in log
-    assert "columns.rules apply to its space" in log
     assert not found_in(log.encode())
 
 
