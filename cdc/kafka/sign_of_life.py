@@ -27,6 +27,8 @@ from cdc.stream.commits.ownership import SIGN_SECONDS, Listening
 _FLUSH_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.25
 _QUERY_SECONDS: Final = 1.0
+_FETCH_SECONDS: Final = 1.0
+"""Time within which a record that the leader has is fetched, if Kafka is well."""
 
 _T = TypeVar("_T")
 
@@ -121,22 +123,29 @@ def observe(clients: KafkaClients, topic: str, name: str, is_stopping: Callable[
     reach = Reach([consumer], clients.admin, topic, ConnectionLostError)
     place = TopicPartition(topic, 0, OFFSET_END)
     read_to = -1
+    behind_since: float | None = None
     try:
         # Without this request librdkafka looks for the partition's leader half a second later.
         _answers(lambda: consumer.list_topics(topic, _QUERY_SECONDS))
         consumer.assign([place])
-        while not is_stopping() and not evidence.is_decided(time.monotonic()):
+        while not is_stopping() and (behind_since is not None or not evidence.is_decided(time.monotonic())):
             message = consumer.poll(_POLL_SECONDS)
             now = time.monotonic()
             if message is None:
-                # Silence counts only while the partition's leader confirms that there are no further records.
+                # Silence counts only while the partition's leader confirms that there are no further records. One that has just
+                # been written, by any daemon of the topic, comes a moment later: nothing is decided before, but it's no outage.
                 end = _answers(lambda: consumer.get_watermark_offsets(place, timeout=_QUERY_SECONDS))
-                if end is None or read_to < end[1]:
+                if end is not None and read_to >= end[1]:
+                    behind_since = None
+                    evidence.record_quiet(now)
+                    continue
+                behind_since = now if behind_since is None else behind_since
+                if end is None or now - behind_since >= _FETCH_SECONDS:
                     evidence.record_outage(now)
                     reach.check()
-                else:
-                    evidence.record_quiet(now)
-            elif (error := message.error()) is None:
+                continue
+            behind_since = None
+            if (error := message.error()) is None:
                 read_to = (message.offset() or 0) + 1
                 found = _sign_in(name, message.key() or b"", message.value())
                 if found is not None:

@@ -72,6 +72,38 @@ def test_whoever_gives_signs_is_found_whatever_his_clock_does(
     assert partition.now < SILENCE_SECONDS
 
 
+class BusyPartition(Partition):
+    """Another daemon of the topic writes signs, and each of them is fetched only one look after the leader has it."""
+
+    def __init__(self, delay_seconds: float) -> None:
+        super().__init__(itertools.repeat(0), ends_at=1e9)
+        self._delay_seconds = delay_seconds
+
+    def poll(self, timeout_seconds: float) -> Any:
+        """A sign, if one has been there for long enough."""
+        assert self.now < 60, "still listening"
+        self.now += timeout_seconds
+        if self.now < self._next_sign:
+            return None
+        self._offset = round(self._next_sign + 0.5)  # what the leader has
+        if self.now < self._next_sign + self._delay_seconds:
+            return None
+        self._next_sign += SIGN_SECONDS
+        key, value = sign_record("another", Sign("other", "there", 8, 0))
+        return SimpleNamespace(error=lambda: None, offset=lambda: self._offset - 1, key=lambda: key, value=lambda: value)
+
+
+@pytest.mark.parametrize(("delay_seconds", "is_told"), [(0.3, True), (30.0, False)])
+def test_records_of_others_that_come_late_are_no_outage(
+    monkeypatch: pytest.MonkeyPatch, delay_seconds: float, is_told: bool
+) -> None:
+    partition: Any = BusyPartition(delay_seconds)
+    monkeypatch.setattr(sign_of_life, "time", SimpleNamespace(monotonic=lambda: partition.now, time=time.time))
+    monkeypatch.setattr(sign_of_life, "Reach", lambda *_: SimpleNamespace(check=lambda: None))
+    assert listen(partition, "shop.checkpoint", "shop", lambda: partition.now > 25) is None
+    assert (partition.now < SILENCE_SECONDS + 3) is is_told
+
+
 def test_signs_go_on_when_their_producer_finds_no_broker_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sign_of_life, "SIGN_SECONDS", 0.01)
     monkeypatch.setattr(reach, "LOOK_SECONDS", 0.1)
