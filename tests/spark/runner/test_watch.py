@@ -94,6 +94,7 @@ def free_port() -> int:
 def _own_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Kafka nobody can say whose a topic is, or which cluster it is."""
     monkeypatch.setattr(run, "OwnTopics", create_autospec(OwnTopics))
+    monkeypatch.setattr(run, "with_shards", lambda session, topics, job, *, takes_fleet: topics)  # noqa: ARG005 - as it is called
 
 
 @pytest.fixture
