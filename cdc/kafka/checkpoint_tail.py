@@ -18,6 +18,7 @@ from cdc.kafka.errors import reading_error
 from cdc.stream.commits.checkpoint import Checkpoint, fold
 
 _MESSAGES_MAX: Final = 1000
+_QUERY_SECONDS: Final = 1.0
 QUIET_SECONDS: Final = 30.0
 """Time without a record after which a new client takes over."""
 _PASSING: Final = frozenset({KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT})
@@ -33,12 +34,13 @@ class CheckpointTail:
         self._name = name
         self._unreadable: dict[bytes, ConfigurationError] = {}
         self._next_offset = OFFSET_BEGINNING
+        self._first_end: int | None = None
         self._consumer = self._new_consumer()
         self._heard_at = time.monotonic()
         self.checkpoint = Checkpoint()
         """What has been read."""
         self.is_read = False
-        """Whether the end has been reached once."""
+        """Whether the end has been reached once: that of the moment, or that of the first look, as a busy daemon writes on."""
 
     def look(self) -> None:
         """Fold what is new into the checkpoint, up to its newest position.
@@ -50,11 +52,14 @@ class CheckpointTail:
             self.close()
             self._consumer, self._heard_at = self._new_consumer(), now
         try:
+            if self._first_end is None:
+                _, self._first_end = self._consumer.get_watermark_offsets(TopicPartition(self._topic, 0), _QUERY_SECONDS)
             for message in self._consumer.consume(_MESSAGES_MAX, 0.0):
                 error = message.error()
                 if error is None:
                     self._heard_at, self._next_offset = now, (message.offset() or 0) + 1
                     self._fold(message.key() or b"", message.value())
+                    self.is_read = self.is_read or self._next_offset >= self._first_end
                 elif error.code() == KafkaError._PARTITION_EOF:
                     self.is_read = True
                 elif error.code() not in _PASSING and not error.retriable():

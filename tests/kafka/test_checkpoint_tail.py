@@ -47,6 +47,22 @@ def test_it_has_the_newest_committed_position() -> None:
     tail.close()
 
 
+def test_a_daemon_that_always_writes_more_is_read_to_where_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client says that there is nothing more only if a look finds nothing."""
+    cluster = Cluster({TOPIC: 1})
+    write(cluster, 1)
+    tail = CheckpointTail(clients(cluster), TOPIC, "shop")
+    consume = tail._consumer.consume
+    monkeypatch.setattr(tail._consumer, "consume", lambda *them: [one for one in consume(*them) if one.error() is None])
+    seqs = []
+    while not tail.is_read:
+        seqs.append(seq_after_look(tail))
+        write(cluster, len(seqs) + 1)
+        assert len(seqs) < 4
+    assert seqs[0] == 1
+    tail.close()
+
+
 def test_if_nothing_comes_for_long_another_client_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster({TOPIC: 1})
     tail = CheckpointTail(clients(cluster), TOPIC, "shop")
