@@ -7,33 +7,28 @@ import urllib.request
 from pathlib import Path
 
 from cdc.local import jars
-from cdc.local.ports import free_port
+from cdc.local.http_process import HttpProcess
 from cdc.local.process import ChildProcess
-from cdc.local.server import LocalServer
 from cdc.local.supervised import Supervised
 
-_PROBE_TIMEOUT_SECONDS = 2
 
-
-class Registry(LocalServer):
+class Registry(HttpProcess):
     """A registry. With `keeps_data` a restart keeps its subjects and ids, otherwise it is empty then."""
 
     def __init__(self, directory: Path, *, port: int | None = None, keeps_data: bool = False, name: str = "Apicurio") -> None:
         """Prepare the server, without starting it. Its log, and its data, are in `directory`."""
-        super().__init__(name, may_move=port is None)
-        self._directory = directory.absolute()
-        self._port = free_port() if port is None else port
+        super().__init__(directory, name, port)
         self._keeps_data = keeps_data
 
     @property
     def url(self) -> str:
         """The address of Confluent's API; the port may change at the first start, and never after."""
-        return f"http://127.0.0.1:{self._port}/apis/ccompat/v7"
+        return f"{self._root}/apis/ccompat/v7"
 
     @property
     def own_url(self) -> str:
         """The address of the registry's own API, which its converters for Kafka Connect use."""
-        return f"http://127.0.0.1:{self._port}/apis/registry/v2"
+        return f"{self._root}/apis/registry/v2"
 
     def start(self) -> None:
         """Do as `LocalServer.start`, and let the registry check compatibility as Confluent's does by default."""
@@ -65,15 +60,9 @@ class Registry(LocalServer):
             environment=environment,
         )
 
-    def _missing(self) -> str | None:
-        try:
-            with urllib.request.urlopen(f"{self.url}/subjects", timeout=_PROBE_TIMEOUT_SECONDS):  # noqa: S310
-                return None
-        except OSError as error:
-            return str(error)
+    @property
+    def _probe(self) -> str:
+        return f"{self.url}/subjects"
 
     def _found_port_taken(self, log_text: str) -> bool:
         return "seems to be in use" in log_text or "Address already in use" in log_text
-
-    def _choose_ports(self) -> None:
-        self._port = free_port()

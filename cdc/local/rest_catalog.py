@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import urllib.request
-from pathlib import Path
-
 from cdc.local import jars
-from cdc.local.ports import free_port
+from cdc.local.http_process import HttpProcess
 from cdc.local.process import ChildProcess
-from cdc.local.server import LocalServer
 from cdc.local.supervised import Supervised
 
-_PROBE_TIMEOUT_SECONDS = 2
 
-
-class RestCatalog(LocalServer):
+class RestCatalog(HttpProcess):
     """A REST catalog. A restart keeps its tables."""
-
-    def __init__(self, directory: Path, name: str) -> None:
-        """Prepare the server, without starting it. Its log, its tables and the list of them are in `directory`."""
-        super().__init__(name, may_move=True)
-        self._directory = directory.absolute()
-        self._port = free_port()
 
     @property
     def url(self) -> str:
         """The catalog's address; the port may change at the first start, and never after."""
-        return f"http://127.0.0.1:{self._port}"
+        return self._root
 
     def _spawn(self) -> Supervised:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -47,15 +35,9 @@ class RestCatalog(LocalServer):
             },
         )
 
-    def _missing(self) -> str | None:
-        try:
-            with urllib.request.urlopen(f"{self.url}/v1/config", timeout=_PROBE_TIMEOUT_SECONDS):  # noqa: S310 - http
-                return None
-        except OSError as error:
-            return str(error)
+    @property
+    def _probe(self) -> str:
+        return f"{self.url}/v1/config"
 
     def _found_port_taken(self, log_text: str) -> bool:
         return "Failed to bind" in log_text or "Address already in use" in log_text
-
-    def _choose_ports(self) -> None:
-        self._port = free_port()

@@ -5,32 +5,22 @@ from __future__ import annotations
 import sys
 import urllib.request
 from collections.abc import Mapping
-from pathlib import Path
 
 from cdc.local import packages
-from cdc.local.ports import free_port
+from cdc.local.http_process import PROBE_TIMEOUT_SECONDS, HttpProcess
 from cdc.local.process import ChildProcess
-from cdc.local.server import LocalServer
 from cdc.local.supervised import Supervised
 
-_PROBE_TIMEOUT_SECONDS = 2
 
-
-class S3(LocalServer):
+class S3(HttpProcess):
     """A server with one bucket. A restart loses what is in it."""
 
     BUCKET = "lake"
 
-    def __init__(self, directory: Path, name: str) -> None:
-        """Prepare the server, without starting it. Its log is in `directory`."""
-        super().__init__(name, may_move=True)
-        self._directory = directory.absolute()
-        self._port = free_port()
-
     @property
     def url(self) -> str:
         """The server's address; the port may change at the first start, and never after."""
-        return f"http://127.0.0.1:{self._port}"
+        return self._root
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -42,7 +32,7 @@ class S3(LocalServer):
         super().start()
         urllib.request.urlopen(  # noqa: S310 - http
             urllib.request.Request(f"{self.url}/{self.BUCKET}", method="PUT"),  # noqa: S310 - http
-            timeout=_PROBE_TIMEOUT_SECONDS,
+            timeout=PROBE_TIMEOUT_SECONDS,
         ).close()
 
     def _spawn(self) -> Supervised:
@@ -55,15 +45,9 @@ class S3(LocalServer):
             environment={"PYTHONPATH": str(packages.package_folder(packages.S3))},
         )
 
-    def _missing(self) -> str | None:
-        try:
-            with urllib.request.urlopen(f"{self.url}/moto-api/", timeout=_PROBE_TIMEOUT_SECONDS):  # noqa: S310 - http
-                return None
-        except OSError as error:
-            return str(error)
+    @property
+    def _probe(self) -> str:
+        return f"{self.url}/moto-api/"
 
     def _found_port_taken(self, log_text: str) -> bool:
         return "Address already in use" in log_text
-
-    def _choose_ports(self) -> None:
-        self._port = free_port()
