@@ -51,6 +51,9 @@ CHANGES_COLUMNS: Final[Mapping[str, str]] = {
 }
 """The columns of `changes`, with their SQL expressions over a parsed event. Last comes `batch`, the micro-batch's number."""
 
+SKIPS_BY: Final = ("seq", "space_id", "op", "schema_version", "source_ts", "batch")
+"""Those of the columns by whose values readers of `changes` skip files."""
+
 COLUMNS_OF_READERS: Final = (
     *("space", "space_id", "seq", "op", "key", "after", "patch", "upsert", "source_ts", "schema_version", "server_version"),
     *("snapshot", "total_order", "kafka_partition"),

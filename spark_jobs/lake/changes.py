@@ -20,19 +20,19 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.contract.avro_envelope import read_again
 from spark_jobs.contract.envelope import SOURCE, parse
-from spark_jobs.contract.scales import unused, with_scales
 from spark_jobs.contract.source import Topics
 from spark_jobs.lake.change_rows import (
     CHANGELOG_COLUMNS,
     CHANGES_COLUMNS,
     COLUMNS_OF_READERS,
     DATE,
+    SKIPS_BY,
     SOURCE_FIELDS_OF_CHANGES,
     SOURCE_FIELDS_OF_READERS,
     event_rows,
     members_of,
 )
-from spark_jobs.lake.control import KINDS, ControlTable, without_control
+from spark_jobs.lake.control import KINDS, ControlTable, scaled_records, without_control
 from spark_jobs.lake.event_table import USUAL_RULES, AppendRules, EventTable
 from spark_jobs.lake.fleet_changes import FleetChangesSink
 from spark_jobs.lake.positions import KafkaPositions, Positions
@@ -41,7 +41,6 @@ from spark_jobs.lake.watermark import Ends, distance
 from spark_jobs.runner.checkpoint import MadeTables
 from spark_jobs.runner.job import Job, Sink
 from spark_jobs.runner.options import add_decimal_scale, add_unfit_values
-from spark_jobs.runner.output import tell
 from spark_jobs.runner.unfit_counts import UnfitCounts
 from spark_jobs.tables import delta
 from spark_jobs.tables.codegen import varying
@@ -63,12 +62,11 @@ class Layout:
     """Columns by whose values readers skip files. The long texts, which come first, need no such statistics."""
 
 
-_SKIPS_BY: Final = ("seq", "space_id", "op", "schema_version", "source_ts", "batch")
-CHANGES: Final = Layout(CHANGES_COLUMNS, SOURCE_FIELDS_OF_CHANGES, ("space",), _SKIPS_BY)
+CHANGES: Final = Layout(CHANGES_COLUMNS, SOURCE_FIELDS_OF_CHANGES, ("space",), SKIPS_BY)
 CHANGES_OF_READERS: Final = Layout(
-    {name: CHANGES_COLUMNS[name] for name in COLUMNS_OF_READERS}, SOURCE_FIELDS_OF_READERS, ("space",), _SKIPS_BY
+    {name: CHANGES_COLUMNS[name] for name in COLUMNS_OF_READERS}, SOURCE_FIELDS_OF_READERS, ("space",), SKIPS_BY
 )
-CHANGES_BY_DATE: Final = Layout({**CHANGES_COLUMNS, "date": DATE}, SOURCE_FIELDS_OF_CHANGES, ("space", "date"), _SKIPS_BY)
+CHANGES_BY_DATE: Final = Layout({**CHANGES_COLUMNS, "date": DATE}, SOURCE_FIELDS_OF_CHANGES, ("space", "date"), SKIPS_BY)
 CHANGELOG: Final = Layout(CHANGELOG_COLUMNS, SOURCE.names, ("space", "date"))
 CHANGELOG_OF_FLEET: Final = Layout({**CHANGELOG_COLUMNS, "shard": "source.shard"}, SOURCE.names, ("space", "date"))
 
@@ -240,19 +238,12 @@ class ChangesSink(EventsSink):
         # Written before the events, so that the table has no event whose form is missing.
         ends = self._positions.ends(KINDS)
         if ends != self._control_ends:
-            self._write_control()
+            control = self._positions.control_records()
+            self._control.write(scaled_records(control, self._topics.scales, is_first=self._control_ends is None))
             self._control_ends = ends
         if self._is_small(batch):
             records = records.coalesce(records.sparkSession.sparkContext.defaultParallelism)
         super().write(records, batch, query)
-
-    def _write_control(self) -> None:
-        scales, found = self._topics.scales, list(self._positions.control_records())
-        if self._control_ends is None and (names := unused((text for kind, _, text in found if kind == "schema"), scales)):
-            tell(f"--decimal-scale: no space has such a decimal so far: {', '.join(names)}")
-        self._control.write(
-            (kind, position, with_scales(text, scales) if scales and kind == "schema" else text) for kind, position, text in found
-        )
 
     def _rows(self, records: DataFrame, batch: int) -> DataFrame:
         return event_rows(self._parsed(records), self._layout.columns, varying(batch).alias("batch"))

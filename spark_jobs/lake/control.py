@@ -16,7 +16,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract.control_topics import Completed, completed, started
 from spark_jobs.contract.forms import Forms
+from spark_jobs.contract.scales import Scales, unused, with_scales
 from spark_jobs.contract.source import Topics
+from spark_jobs.runner.output import tell
 from spark_jobs.tables.codegen import interpreting
 from spark_jobs.tables.format import TableFormat
 from spark_jobs.tables.places import Table, beside
@@ -53,6 +55,14 @@ class Control:
 
 Record = tuple[str, int, str]
 """Kind, position in the topic, and value."""
+
+
+def scaled_records(records: Iterable[Record], scales: Scales, *, is_first: bool) -> list[Record]:
+    """Return the records with the scales that a job was told; the `is_first` time, tell which of these belong to no decimal."""
+    found = list(records)
+    if is_first and (names := unused((text for kind, _, text in found if kind == "schema"), scales)):
+        tell(f"--decimal-scale: no space has such a decimal so far: {', '.join(names)}")
+    return [(kind, place, with_scales(text, scales) if scales and kind == "schema" else text) for kind, place, text in found]
 
 
 @dataclass(frozen=True)

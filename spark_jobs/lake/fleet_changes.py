@@ -22,13 +22,11 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract.avro_envelope import read_again
 from spark_jobs.contract.envelope import parse
-from spark_jobs.contract.fleet_forms import FleetForms
-from spark_jobs.contract.scales import unused, with_scales
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.lake import fleet_frames as frames
-from spark_jobs.lake.change_rows import SOURCE_FIELDS_OF_CHANGES, event_rows, members_of
-from spark_jobs.lake.control import KINDS, Control, ControlTable, Record, without_control
+from spark_jobs.lake.change_rows import SKIPS_BY, SOURCE_FIELDS_OF_CHANGES, event_rows, members_of
+from spark_jobs.lake.control import KINDS, Control, ControlTable, Record, scaled_records, without_control
 from spark_jobs.lake.event_table import SHARDS, AppendRules, EventTable, table_is_gone
 from spark_jobs.lake.fleet_order import Handoff, Stretch, stretches
 from spark_jobs.lake.fleet_plan import Emptied, Events, Plan, Progress, Removed, divided
@@ -36,7 +34,6 @@ from spark_jobs.lake.fleet_rows import FleetRows
 from spark_jobs.lake.positions import Positions
 from spark_jobs.lake.watermark import Ends, EventsAfterMark, Seqs, advance, bitmaps, covers, ends_without_records, last_end
 from spark_jobs.runner.job import Sink
-from spark_jobs.runner.output import tell
 from spark_jobs.tables import delta
 from spark_jobs.tables.codegen import varying
 from spark_jobs.tables.format import TableFormat
@@ -80,7 +77,7 @@ class FleetChangesSink(Sink):
         self._path = path
         self._positions = positions
         self._format = table_format
-        rules = AppendRules(skips_by=("seq", "space_id", "op", "schema_version", "source_ts", "batch"))
+        rules = AppendRules(skips_by=SKIPS_BY)
         self._table = EventTable(
             session, path, topics.prefix, ("space",), spaces=topics.spaces, rules=rules, table_format=table_format
         )
@@ -109,14 +106,16 @@ class FleetChangesSink(Sink):
         rows = frames.with_space_names(event_rows(self._parsed(records), frames.COLUMNS), self._topics.prefix)
         rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            former = self._former(batch, query)
+            plans = dict(self._files.read(query))
+            stored = Plan.from_json(plans[batch]) if batch in plans else None
+            former = stored.before if stored is not None else self._former(plans.get(batch - 1), batch)
             waiting = self._unread(rows, former, batch, query)
             table = self._read().where(F.col(_BATCH) < batch) if self._format.exists(self._session, self._path) else None
-            stored = self._stored(batch, query)
             forms = former.forms if stored is None else stored.after.forms
             with FleetRows(waiting, table, forms) as added:
                 plan = self._made(added, waiting, former, batch, query) if stored is None else self._again(added, stored)
-                self._control.write(self._forms(forms))
+                known: list[Record] = [("schema", place, text) for place, text in enumerate(forms.records())]
+                self._control.write(scaled_records(known, self._topics.scales, is_first=self._newest_seq is None))
                 self._hold(rows, plan.after, batch, query)
                 self._table.append(added.frame().withColumn(_BATCH, varying(batch)), batch, query)
             self._mark()
@@ -127,13 +126,6 @@ class FleetChangesSink(Sink):
             is_done = " or ".join(f"(shard = '{shard}' and shard_seq <= {mark})" for shard, mark in former.marks.items())
             if is_done:
                 self._format.delete(self._session, self._held, f"{_QUERY} = '{query}' and ({is_done})")
-
-    def _forms(self, forms: FleetForms) -> list[Record]:
-        """Return the records of the forms, with the scales that the job was told."""
-        scales, records = self._topics.scales, forms.records()
-        if self._newest_seq is None and (names := unused(records, scales)):
-            tell(f"--decimal-scale: no space has such a decimal so far: {', '.join(names)}")
-        return [("schema", place, with_scales(text, scales) if scales else text) for place, text in enumerate(records)]
 
     def _parsed(self, records: DataFrame) -> DataFrame:
         return parse(
@@ -163,16 +155,10 @@ class FleetChangesSink(Sink):
 
     # The plan.
 
-    def _stored(self, batch: int, query: str) -> Plan | None:
-        return next((Plan.from_json(text) for number, text in self._files.read(query) if number == batch), None)
-
-    def _former(self, batch: int, query: str) -> Progress:
-        """Return how far the table is before a batch. Raises JobError if nothing tells."""
-        if (stored := self._stored(batch, query)) is not None:
-            return stored.before
-        former = next((Plan.from_json(text).after for number, text in self._files.read(query) if number == batch - 1), None)
-        if former is not None:
-            return former
+    def _former(self, plan: str | None, batch: int) -> Progress:
+        """Return how far the table is before a batch, by the `plan` of the one before. Raises JobError if nothing tells."""
+        if plan is not None:
+            return Plan.from_json(plan).after
         if batch or (self._format.exists(self._session, self._path) and not self._read().isEmpty()):
             if not self._format.exists(self._session, self._path):
                 raise table_is_gone(self._path)
