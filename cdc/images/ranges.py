@@ -30,6 +30,13 @@ _FRAME_START: Final = b"\xce\x00\x00\x00\x00\x80"
 """Length and header of a frame that nobody but this program reads: neither counts."""
 
 
+def delete_start(form: SpaceForm) -> bytes:
+    """Return the body of a DELETE of a space up to the parts of the key, which follow as they are written."""
+    count = len(form.key_parts)
+    array = bytes((0x90 | count,)) if count < 16 else b"\xdc%b" % count.to_bytes(2)
+    return b"".join((b"\x82", pack(int(Key.SPACE_ID)), pack(form.space_id), pack(int(Key.KEY)), array))
+
+
 class KeyRange:
     """One space's keys from `begin` on, up to `end`."""
 
@@ -51,9 +58,7 @@ class KeyRange:
         """Yield body and frame of a DELETE for each row in the range. The images may change meanwhile by these alone."""
         form = self._form
         parts_of = KeyNotation(form, self._images.version).parts_of_tuple
-        body = {Key.SPACE_ID: form.space_id}
-        start = b"".join((_FRAME_START, b"\x82", pack(int(Key.SPACE_ID)), pack(form.space_id), pack(int(Key.KEY))))
-        start += bytes((0x90 | len(form.key_parts),)) if len(form.key_parts) < 16 else b"\xdc%b" % len(form.key_parts).to_bytes(2)
+        body, start = {Key.SPACE_ID: form.space_id}, _FRAME_START + delete_start(form)
         for tuple_ in self._tuples():
             yield body, start + b"".join(parts_of(tuple_))
 

@@ -367,9 +367,9 @@ def _hex(payload: bytes) -> str:
     return shown if len(payload) <= 256 else f"{shown} … ({len(payload)} bytes)"
 
 
-def encode_frame(header: Header, body: Body | None = None) -> bytes:
-    """Encode one frame, including its length."""
+def encode_frame(header: Header, body: Body | bytes | None = None) -> bytes:
+    """Encode one frame, including its length. A body of bytes is MessagePack already."""
     payload: bytes = msgpack.packb(header)
     if body is not None:
-        payload += msgpack.packb(body)
+        payload += body if isinstance(body, bytes) else msgpack.packb(body)
     return _encode_length(_LENGTH_MARKER, len(payload)) + payload

@@ -240,7 +240,7 @@ class StreamEvents:
             self._publish_changed_forms(fragments)
         emptied = self._spaces.apply(kind, body)
         if emptied is not None:
-            self._truncate(fragments, emptied, *self._schema_row_at)
+            self._truncate(fragments, emptied, *self._schema_row_at, keeps_form=body[SPACE_ID] == TRUNCATE_SPACE)
 
     def _space(self, space_id: int, fragments: EventFragments) -> SpaceEvents | None:
         """Return a new encoder for a space's rows; None if they aren't published."""
@@ -353,13 +353,20 @@ class StreamEvents:
         self._builder.row_count -= 1  # it was counted when it arrived
         return last
 
-    def _truncate(self, fragments: EventFragments, form: SpaceForm, lsn: int, row_number: int) -> None:
-        """Clear a space's images, and publish in every partition of its topic that all its rows are gone."""
-        if self._images is not None:
+    def _truncate(
+        self, fragments: EventFragments, form: SpaceForm, lsn: int, row_number: int, *, keeps_form: bool = False
+    ) -> None:
+        """Clear a space's images, and publish in every partition of its topic that all its rows are gone.
+
+        `keeps_form` says that the space is there as it was: earlier rows that wait can be handled later.
+        """
+        space, gate = self._spaces.plain_events_of(form), self._spaces.gate
+        if gate is not None:
+            gate.turn_to(fragments.transaction, fragments.previous_lsn, lsn, row_number, self.vclock)
+            gate.clear(space, keeps_form=keeps_form)
+        elif self._images is not None:
             self._images.clear(form.space_id)
-        if self._spaces.gate is not None:
-            self._spaces.gate.forget_space(form.space_id)
-        self._broadcast_truncation(fragments, self._spaces.plain_events_of(form), lsn, row_number)
+        self._broadcast_truncation(fragments, space, lsn, row_number)
 
     def _broadcast_truncation(self, fragments: EventFragments, space: SpaceEvents, lsn: int, row_number: int) -> None:
         self._builder.seq += 1

@@ -17,7 +17,7 @@ from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 from cdc.stream.batches.batch import Batch
 from cdc.stream.moves.records import BucketRecord, bucket_key
-from tests.fakes.moving import CAPTURES, Cluster, Daemon
+from tests.fakes.moving import CAPTURES, Cluster, Daemon, pieces
 
 
 class Watched:
@@ -27,7 +27,7 @@ class Watched:
         self.now = 100.0
         monkeypatch.setattr(bucket_watch.time, "monotonic", lambda: self.now)  # type: ignore[attr-defined]
         monkeypatch.setattr(bucket_watch, "now_us", lambda: round(self.now * 1e6))
-        self.daemon = Daemon(Cluster(("a1", "b1")), "a1", CAPTURES / "e" / "a1")
+        self.daemon = Daemon(Cluster(("a1", "b1")), "a1", pieces(CAPTURES / "e" / "a1"))
         self.surveyed: tuple[float, list[VClock]] = (0.0, [])
         self.batches: list[Batch] = []
         self.news: list[int | None] = []

@@ -87,10 +87,12 @@ class _Space:
 class Master:
     """The database and its log. One instance serves any number of connections."""
 
-    def __init__(self, version: str = "2.11", *, user: str = "cdc", password: str = "secret") -> None:
+    def __init__(
+        self, version: str = "2.11", *, user: str = "cdc", password: str = "secret", replicaset_uuid: UUID = REPLICASET
+    ) -> None:
         self.version = VERSIONS[version]
         self.user, self.password = user, password
-        self.uuid, self.replicaset_uuid = SERVER, REPLICASET
+        self.uuid, self.replicaset_uuid = SERVER, replicaset_uuid
         self.origin = 1
         """Whose changes the next ones are: its own, or those of another member that it relays."""
         self.id = 1

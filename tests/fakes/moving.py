@@ -41,9 +41,13 @@ def rows_in(path: Path) -> Iterator[tuple[Any, bytes]]:
         yield from zip(frames.headers, map(bytes, frames.raws()), strict=True)
 
 
+Log = tuple[VClock, bytes, list[tuple[int, int, bytes]]]
+"""A snapshot's vclock and rows, and the rows after it with origins and lsns, as a master would send them."""
+
+
 @cache
-def pieces(folder: Path, number: int = 0) -> tuple[VClock, bytes, list[tuple[int, int, bytes]]]:
-    """A snapshot's vclock and rows, and the rows after it with origins and lsns, as a master would send them."""
+def pieces(folder: Path, number: int = 0) -> Log:
+    """The log of a captured server, from the checkpoint with this number on."""
     snapshot, logs = sorted(folder.glob("*.snap.gz"))[number], sorted(folder.glob("*.xlog.gz"))
     meta = parse_meta(gzip.decompress(snapshot.read_bytes()))
     assert meta is not None
@@ -71,10 +75,10 @@ class Cluster:
 class Daemon:
     """A shard's daemon. What is committed is what consumers see; the state store may be behind that."""
 
-    def __init__(self, cluster: Cluster, name: str, folder: Path, snapshot: int = 0) -> None:
-        """`snapshot` is the number of the checkpoint of the server at which the daemon begins."""
+    def __init__(self, cluster: Cluster, name: str, log: Log) -> None:
+        """`log` is that of its master, whose stream may get longer."""
         self.cluster, self.name = cluster, name
-        self.vclock, self.snapshot_rows, self.stream = pieces(folder, snapshot)
+        self.vclock, self.snapshot_rows, self.stream = log
         self.kept, self._stored = Store(), Store()
         self.tuples = MemoryTuples()
         self._submitted: list[Batch] = []
@@ -91,7 +95,7 @@ class Daemon:
         self._heard: dict[str, int] = {}
         list(self._news())
         position, begin = self.kept.position, self._stored
-        is_behind = self._stored.position is not position
+        is_behind = begin.position.vclock != position.vclock  # as cdc.upstream.start says
         spaces = list(begin.spaces.values())
         self.pipeline = Pipeline(
             Surroundings(
@@ -110,7 +114,7 @@ class Daemon:
             begin.position if is_behind else position,
             spaces if is_behind else list(self.kept.spaces.values()),
             images=Images(self.tuples, published_forms(spaces), VERSION),
-            catch_up_to=position if is_behind and begin.position.vclock != position.vclock else None,
+            catch_up_to=position if is_behind else None,
             published=list(self.kept.spaces.values()),
         )
         if position.snapshot is None:
@@ -180,7 +184,9 @@ class Daemon:
         done, self._submitted = self._submitted[:count], self._submitted[count:]
         for batch in done:
             for message in batch.messages:
-                assert not isinstance(message, Broadcast)
+                if isinstance(message, Broadcast):
+                    self.cluster.events.append(json.loads(message.value))
+                    continue
                 topic, key, value = message
                 if topic == f"{PREFIX}.{self.name}.{BUCKETS}":
                     assert key is not None

@@ -12,15 +12,17 @@ While no bucket moves, the compiled path has the rows, and this module none.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from cdc.events import topics
 from cdc.events.envelope import Change, SpaceEvents
 from cdc.events.json_values import encode
 from cdc.images.image_events import ImageChanges
+from cdc.images.notations import KeyNotation
 from cdc.images.overlay import Images
-from cdc.protocol.codec import Body, tuple_values
-from cdc.protocol.constants import Type
+from cdc.images.ranges import delete_start
+from cdc.protocol.codec import Body, body_values, encode_frame, tuple_values
+from cdc.protocol.constants import Key, Type
 from cdc.schema.sharding import BUCKETS
 from cdc.schema.tracker import SchemaTracker
 from cdc.stream.batches.batch import BatchBuilder
@@ -32,6 +34,15 @@ from cdc.stream.transactions.transaction import Transaction
 
 _ROW_KINDS: Final = (Type.INSERT, Type.REPLACE, Type.UPDATE, Type.UPSERT, Type.DELETE)
 _Event = tuple[bytes, bytes, bytes] | None
+
+
+class _Delete(NamedTuple):
+    """A DELETE that is to wait in a bucket's queue; `tuple_` is the row there before what waits, if there is one."""
+
+    queue: int
+    key: bytes
+    frame: bytes
+    tuple_: bytes | None
 
 
 class BucketGate:
@@ -67,8 +78,8 @@ class BucketGate:
             space.is_compiled, space.gate = False, self
             space.changes = {kind: self._noticed(change, changes) for kind, change in space.changes.items()}
             return
-        field = bucket_field_of(self._schema, form.space_id)
-        if field is None or space.topic.startswith(self._own_prefix):
+        field = self._field_of(space)
+        if field is None:
             self.sharded.pop(form.space_id, None)
             return
         self.sharded[form.space_id] = field
@@ -80,6 +91,10 @@ class BucketGate:
             space.is_compiled, space.gate = False, self
             for kind in _ROW_KINDS:
                 space.changes[kind] = self._through(kind, space.changes[kind], space, changes, field)
+
+    def _field_of(self, space: SpaceEvents) -> int | None:
+        """Return the place of a space's field with the bucket; None if it has none, or this shard alone writes its topic."""
+        return None if space.topic.startswith(self._own_prefix) else bucket_field_of(self._schema, space.form.space_id)
 
     def turn_to(self, transaction: Transaction, previous_lsn: bytes, lsn: int, row_number: int, vclock: dict[int, int]) -> None:
         """Note which row is handled next: see cdc.events.envelope.Gate."""
@@ -108,16 +123,14 @@ class BucketGate:
             key, before, arrived = changes.place_of(kind, frame)
             bucket_id = _bucket_in(tuple_values(before) if before is not None else arrived, field)
             assert self._row is not None
-            transaction, previous_lsn, lsn, row_number, vclock = self._row
+            transaction, _, lsn, row_number, _ = self._row
             if self._decided is not None:
                 fate, queue = self._decided
             else:
                 place = transaction.replica_id, lsn, row_number
                 fate, queue = self.queues.fate(kind, key, bucket_id, place)
                 if fate is Fate.WAITS:
-                    origin = _origin(transaction, previous_lsn, vclock)
-                    held = self.queues.hold(queue, space.form.space_id, key, kind, (lsn, row_number, frame), origin)
-                    self._images.put(held.store_key, held.pack())
+                    self._hold(queue, space.form.space_id, key, kind, frame)
                     return None
                 if fate is Fate.LOST:
                     self.queues.lose(queue, self.queues.status(queue), space.form.space_id, key)
@@ -163,10 +176,56 @@ class BucketGate:
             yield from self._released(held, fate)
         self.note_moving()
 
-    def forget_space(self, space_id: int) -> None:
-        """Forget what waits of a space that has lost all its rows."""
-        for held in self.queues.forget_space(space_id):
-            self._images.delete(held.store_key)
+    def clear(self, space: SpaceEvents, *, keeps_form: bool) -> None:
+        """Clear the images of a space that has lost all its rows.
+
+        Users may have changed rows before that, in changes that wait, and their bucket may have gone on to another shard since.
+        So such rows stay, and a DELETE of each waits behind its changes. If the space itself is gone, what waits is forgotten:
+        nothing can be made of it any more.
+        """
+        space_id = space.form.space_id
+        waiting = list(self._deletes(space)) if keeps_form else []
+        doubtful = self._images.doubtful & {delete.key for delete in waiting}
+        self._images.clear(space_id)
+        if not keeps_form:
+            for held in self.queues.forget_space(space_id):
+                self._images.delete(held.store_key)
+        for queue, key, frame, tuple_ in waiting:
+            if tuple_ is not None:
+                self._images.put(key, tuple_)
+            self._hold(queue, space_id, key, Type.DELETE, frame)
+        if doubtful:
+            self._images.doubtful |= doubtful
+
+    def _deletes(self, space: SpaceEvents) -> Iterator[_Delete]:
+        """Yield DELETEs for the rows of a space that wait for something, or of which changes wait."""
+        field = self._field_of(space)
+        if field is None or not (self.queues.are_moving or self.queues.is_past):
+            return
+        assert self._row is not None
+        transaction, _, lsn, row_number, _ = self._row
+        form, place = space.form, (transaction.replica_id, lsn, row_number)
+        header = {Key.REQUEST_TYPE: Type.DELETE, Key.REPLICA_ID: transaction.replica_id, Key.LSN: lsn}
+        start, notation = delete_start(form), KeyNotation(form, self._images.version)
+        changed = {row.key: row.frame for row in self.queues.waiting.rows_of(form.space_id)}
+        for key, tuple_ in self._images.scan(form.space_id):
+            changed.pop(key, None)
+            fate, queue = self.queues.fate(Type.DELETE, key, _bucket_in(tuple_values(tuple_), field), place)
+            if fate is Fate.WAITS:
+                body = start + b"".join(notation.parts_of_tuple(tuple_))
+                yield _Delete(queue, key, encode_frame(header, body), tuple_)
+        for key, request in changed.items():
+            values, (_, queue) = body_values(request), self.queues.fate(Type.DELETE, key, None, place)
+            parts = notation.parts_of_key(values[Key.KEY]) if Key.KEY in values else notation.parts_of_tuple(values[Key.TUPLE])
+            yield _Delete(queue, key, encode_frame(header, start + b"".join(parts)), None)
+
+    def _hold(self, queue: int, space_id: int, key: bytes, kind: int, frame: bytes) -> None:
+        """Have a row wait, or what the row that is handled means for another one."""
+        assert self._row is not None
+        transaction, previous_lsn, lsn, row_number, vclock = self._row
+        origin = _origin(transaction, previous_lsn, vclock)
+        held = self.queues.hold(queue, space_id, key, kind, (lsn, row_number, frame), origin)
+        self._images.put(held.store_key, held.pack())
 
     def leftovers(self) -> Iterator[HeldRow]:
         """Yield the rows that the state store has as waiting, and that are published."""

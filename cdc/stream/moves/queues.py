@@ -190,7 +190,7 @@ class BucketQueues:
         return held
 
     def forget_space(self, space_id: int) -> list[Held]:
-        """Forget the rows of a space that wait, as it has lost all its rows; return them."""
+        """Forget the rows of a space that wait, as the space is gone; return them."""
         forgotten = self.waiting.forget_space(space_id)
         for bucket_id in {held.bucket_id for held in forgotten}:
             self._dirty[bucket_id] = self._ready[bucket_id] = None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from cdc.protocol.constants import Type
-from cdc.stream.moves.held import Held
+from cdc.stream.moves.held import Held, HeldRow
 from cdc.stream.moves.records import Step
 
 
@@ -48,6 +49,11 @@ class WaitingRows:
     def bucket_of(self, key: bytes) -> int | None:
         """Return the bucket in whose queue rows of a key wait; None if none do."""
         return self._bucket_of.get(key)
+
+    def rows_of(self, space_id: int) -> Iterator[HeldRow]:
+        """Yield the rows of a space, those of each key in their order."""
+        for queue in self.queues.values():
+            yield from (held.row for held in queue.rows if held.row is not None and held.row.space_id == space_id)
 
     def append(self, held: Held) -> None:
         """Have a row wait behind all others of its bucket."""

@@ -13,7 +13,7 @@ from cdc.protocol.constants import Type
 from cdc.stream.moves.held import Held, Origin, unpack
 from cdc.stream.moves.queues import BucketQueues, Fate
 from cdc.stream.moves.records import BucketRecord, Shards, Step
-from tests.fakes.moving import CAPTURES, Cluster, Daemon, expected, kept, outcome, seen
+from tests.fakes.moving import CAPTURES, Cluster, Daemon, expected, kept, outcome, pieces, seen
 
 NAMES: Final = ("a1", "b1", "c1")
 CRASHES_MAX: Final = 6
@@ -26,7 +26,7 @@ UNTOLD: Final = {("orders", 1990): "not seen", ("orders", 1094): "counted as los
 def cluster_of(capture: str) -> tuple[Cluster, list[Daemon]]:
     """A captured cluster, with a daemon for each shard that has read nothing yet."""
     cluster = Cluster(NAMES)
-    return cluster, [Daemon(cluster, name, CAPTURES / capture / name) for name in NAMES]
+    return cluster, [Daemon(cluster, name, pieces(CAPTURES / capture / name)) for name in NAMES]
 
 
 def run(capture: str, seed: int, *, crashes: int) -> tuple[Cluster, list[Daemon]]:
@@ -179,7 +179,7 @@ def test_from_any_checkpoint(seed: int) -> None:
     chance = random.Random(seed)
     for places in sorted(product(*map(range, counts)))[seed::4]:
         cluster = Cluster(NAMES)
-        daemons = [Daemon(cluster, name, CAPTURES / "j" / name, place) for name, place in zip(NAMES, places, strict=True)]
+        daemons = [Daemon(cluster, name, pieces(CAPTURES / "j" / name, place)) for name, place in zip(NAMES, places, strict=True)]
         while not all(daemon.is_done for daemon in daemons):
             daemon = chance.choice(daemons)
             daemon.read(chance.choice((3, 200)))

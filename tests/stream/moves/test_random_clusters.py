@@ -1,0 +1,122 @@
+"""Daemons of a fleet over random clusters, read at different speeds and killed anywhere: what consumers see of each key is what
+users have done, once and in order."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from tests.fakes.moving import Cluster, Daemon, UserChange, kept
+from tests.fakes.sharded import EMPTIED, NAMES, ShardedCluster
+
+
+class Fleet:
+    """A cluster and a daemon for each shard."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.servers = ShardedCluster(self.chance)
+        self.kafka = Cluster(NAMES)
+        self.daemons = [Daemon(self.kafka, name, shard.log()) for name, shard in self.servers.shards.items()]
+        self.first = {key: len(changes) for key, changes in self.servers.changes.items()}
+
+    def work(self, steps: int, crashes: float) -> None:
+        """The cluster and the daemons go on, each now and then."""
+        chance, speeds = self.chance, [self.chance.choice((1, 1, 4, 12)) for _ in self.daemons]
+        for _ in range(steps):
+            self.servers.step()
+            (daemon,) = chance.choices(self.daemons, speeds)
+            self.feed(daemon)
+            daemon.read(chance.choice((1, 3, 20)))
+            if chance.random() < 0.6:
+                daemon.hear()
+            if chance.random() < 0.2:
+                daemon.answer()
+            if chance.random() < 0.6:
+                daemon.commit(chance.choice((1, 2, None)))
+            if chance.random() < 0.3:
+                daemon.flush()
+            if chance.random() < crashes:
+                daemon.start()
+
+    def feed(self, daemon: Daemon) -> None:
+        """Its master's log is there to be read."""
+        daemon.stream += self.servers.shards[daemon.name].news()
+
+    def come_to_rest(self) -> None:
+        """The moves end, and each daemon reads everything."""
+        self.servers.end_moves()
+        for daemon in self.daemons:
+            self.feed(daemon)
+            daemon.read(100_000)
+            daemon.commit()
+        for _ in range(8):
+            for daemon in self.daemons:
+                daemon.hear()
+                daemon.answer()
+                daemon.commit()
+
+    def check(self) -> None:
+        """Hold that consumers have seen what users did."""
+        assert [daemon.waits for daemon in self.daemons] == [{}, {}, {}]
+        rows = sorted(([*row] for row in self.servers.rows.values()), key=repr)
+        assert kept(self.daemons) == rows
+        of_key = defaultdict(list)
+        for place, event in enumerate(self.kafka.events):
+            if event["op"] != "t":
+                row = event["after"] or event["before"]
+                of_key[row["id"]].append((place, event))
+        emptied = [(place, event["source"]["shard"]) for place, event in enumerate(self.kafka.events) if event["op"] == "t"]
+        assert of_key.keys() <= self.servers.changes.keys()
+        for key, changes in self.servers.changes.items():
+            first = self.first.get(key, 0)
+            before = changes[first - 1][2] if first else None
+            wanted = [*([("c", None, before)] if before is not None else []), *changes[first:]]
+            compare(key, of_key[key], wanted, [place for place, _ in emptied])
+        for daemon in self.daemons:
+            own = [event["source"]["seq"] for event in self.kafka.events if event["source"]["shard"] == daemon.name]
+            assert own == sorted(set(own))
+
+
+def compare(key: int, seen: list[tuple[int, dict[str, Any]]], wanted: list[UserChange], emptied: list[int]) -> None:
+    """Hold that a key's events are these changes. In the place of one by a TRUNCATE, there is a `d`, or a `t` of all keys."""
+    told = f"key {key}\nseen   {[(place, *shown(event)) for place, event in seen]}\nwanted {wanted}\nt {emptied}"
+    rest, last = list(seen), -1
+    for operation, before, after in wanted:
+        place, event = rest[0] if rest else (1 << 60, {"op": "", "before": None, "after": None})
+        if operation == EMPTIED and shown(event) != ("d", before, after):
+            assert any(last < at < place for at in emptied), told
+            continue
+        assert shown(event) == ("d" if operation == EMPTIED else operation, before, after), told
+        last = place
+        del rest[0]
+    assert not rest, told
+
+
+def shown(event: dict[str, Any]) -> UserChange:
+    """An event as a user's change. A row of a snapshot counts as new."""
+    before, after = (list(row.values()) if row is not None else None for row in (event["before"], event["after"]))
+    return "c" if event["op"] == "r" else event["op"], before, after
+
+
+@pytest.mark.parametrize(("lives", "crashes"), [(8, 0), (12, 0.05), pytest.param(1000, 0.05, marks=pytest.mark.soak)])
+def test_users_changes_once_and_in_order(seed: int, lives: int, crashes: float) -> None:
+    for life in range(lives):
+        told = seed + life
+        print("seed", told)
+        fleet = Fleet(told)
+        fleet.work(200, crashes)
+        fleet.come_to_rest()
+        fleet.check()
+
+
+@pytest.mark.parametrize("seed", [3, 11, 13, 15])
+def test_a_shard_is_emptied_while_changes_wait_of_buckets_that_have_gone_on(seed: int) -> None:
+    """Seeds in which a user's change was lost."""
+    fleet = Fleet(seed)
+    fleet.work(250, 0)
+    fleet.come_to_rest()
+    fleet.check()
