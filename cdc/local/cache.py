@@ -13,13 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 
+def cache_folder() -> Path:
+    """Return the folder of all that is fetched on this machine."""
+    return Path(os.environ.get("TARANTOOL_CDC_CACHE") or Path.home() / ".cache" / "tarantool-cdc")
+
+
 def cached_folder(kind: str, name: str, wanted: str, fetch: Callable[[Path], Path]) -> Path:
     """Return the folder with what the text `wanted` describes. The first call on this machine has it fetched.
 
     `fetch` gets an empty folder, and returns the folder in it that is to be kept. Processes that call this at the same time wait
     for the one that fetches.
     """
-    cache = Path(os.environ.get("TARANTOOL_CDC_CACHE") or Path.home() / ".cache" / "tarantool-cdc") / kind
+    cache = cache_folder() / kind
     folder = cache / f"{name}-{hashlib.sha256(wanted.encode()).hexdigest()[:12]}"
     if folder.is_dir():
         return folder

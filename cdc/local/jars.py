@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cdc.local.cache import cached_folder
+from cdc.local.cache import cache_folder, cached_folder
 from cdc.local.errors import LocalServerError
 
 _PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
@@ -208,6 +208,9 @@ def _run(maven: str, project: Path, jar_set: JarSet, goal: str, folder: Path, *s
         [
             *(maven, "--batch-mode", "--quiet", "--file", str(project), goal),
             *(f"-DoutputDirectory={folder}", "-Dmaven.wagon.http.retryHandler.count=3", *settings),
+            # In the user's own repository Maven would leave poms whose jars it didn't need. Spark, when it is to download its
+            # jars by itself, looks there first, finds these poms, and fails for want of the jars.
+            f"-Dmaven.repo.local={cache_folder() / 'maven'}",
         ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -118,6 +118,8 @@ What is called for each record gets there within a second. Most other methods pl
 for that compilation, which would take more CPU than anything else until a job has run for an hour.
 """
 
+_CHOOSE_JARS: Final = ("--jars", "--packages", "--driver-class-path", "spark.jars", "spark.driver.extraClassPath")
+"""What in $PYSPARK_SUBMIT_ARGS says where jars are."""
 _IS_COLLECTOR: Final = re.compile(r"-XX:\+Use\w+GC\b")
 _DEFAULTS: Final = "spark.driver.defaultJavaOptions"
 """Setting with the Java options that are overridden by all others."""
@@ -150,8 +152,8 @@ def build_session(
     """Return a session for jobs. `settings` override all settings made here. Raises JobError if Spark lacks the connectors.
 
     Under spark-submit, that command sets the master and the class path. Otherwise the master is `local[*]` by default. The jars
-    then come from `jars_directory` or $TARANTOOL_CDC_SPARK_JARS, else from `spark.jars` or `spark.jars.packages` in `settings`,
-    else Spark downloads them. If there is a session already, it is used, with its own number of shuffle partitions.
+    then come from `jars_directory` or $TARANTOOL_CDC_SPARK_JARS, else from where `settings` or $PYSPARK_SUBMIT_ARGS say, else
+    Spark downloads them. If there is a session already, it is used, with its own number of shuffle partitions.
     """
     _check_version(pyspark.__version__)
     given = dict(settings or {})
@@ -226,7 +228,8 @@ def _class_path(directory: str | None, given: Mapping[str, str], packages: str) 
         if not jars:
             raise JobError(f"There are no jars in {directory}. It must contain those of {packages} and their dependencies.")
         return {"spark.jars": ",".join(jars)}
-    if "spark.jars" in given or "spark.jars.packages" in given:
+    submitted = os.environ.get("PYSPARK_SUBMIT_ARGS", "")
+    if "spark.jars" in given or "spark.jars.packages" in given or any(option in submitted for option in _CHOOSE_JARS):
         return {}
     return {"spark.jars.packages": packages}
 

@@ -17,8 +17,11 @@ _SET = JarSet("example", ("org.example:first:1.0", "org.example:second:2.0"), tr
 # Stands in for Maven: writes down that it was called, and makes the files it is told to make.
 _MAVEN = """#!/bin/sh
 echo called >> "{calls}"
-for argument; do case "$argument" in -DoutputDirectory=*) folder="${{argument#*=}}";; esac; done
-mkdir -p "$folder"
+for argument; do case "$argument" in
+  -DoutputDirectory=*) folder="${{argument#*=}}";;
+  -Dmaven.repo.local=*) repository="${{argument#*=}}";;
+esac; done
+mkdir -p "$folder" "$repository"
 for name in {names}; do : > "$folder/$name"; done
 echo 'the last words of Maven'
 exit {status}
@@ -65,6 +68,7 @@ def test_a_set_is_fetched_once_however_many_ask(path: Path, tmp_path: Path) -> N
     assert folder.parent == tmp_path / "cache" / "jars"
     assert sorted(jar.name for jar in folder.iterdir()) == ["first-1.0.jar", "second-2.0.jar"]
     assert class_path(_SET) == f"{folder}/*"
+    assert (tmp_path / "cache" / "maven").is_dir(), "Maven used the user's own repository, where Spark looks first"
 
 
 def test_an_archive_is_unpacked_and_the_jars_are_put_into_it(path: Path) -> None:

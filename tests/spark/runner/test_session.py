@@ -9,6 +9,7 @@ import pytest
 from pyspark import SparkConf, SparkContext
 
 from cdc.local.jars import SPARK
+from cdc.local.spark import spark_environment
 from spark_jobs.errors import JobError
 from spark_jobs.runner.options import Secret
 from spark_jobs.runner.session import (
@@ -17,6 +18,7 @@ from spark_jobs.runner.session import (
     _DEFAULTS,
     _JAVA_VARIABLES,
     _check_version,
+    _class_path,
     _java_options,
     _packages,
     _start_java,
@@ -85,3 +87,14 @@ def test_another_version_of_spark_is_refused(found: str) -> None:
     _check_version(pyspark.__version__)
     with pytest.raises(JobError, match=rf"need Spark 4\.1, and this is Spark {found}"):
         _check_version(found)
+
+
+def test_the_environment_says_where_the_jars_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for the demo: with jars to download besides, it would fail where they can't be."""
+    monkeypatch.delenv("PYSPARK_SUBMIT_ARGS", raising=False)
+    assert _class_path(None, {}, "group:name:1") == {"spark.jars.packages": "group:name:1"}
+    monkeypatch.setenv("PYSPARK_SUBMIT_ARGS", "--driver-memory 1g pyspark-shell")
+    assert _class_path(None, {}, "group:name:1") == {"spark.jars.packages": "group:name:1"}
+    for name, value in spark_environment().items():
+        monkeypatch.setenv(name, value)
+    assert _class_path(None, {}, "group:name:1") == {}
