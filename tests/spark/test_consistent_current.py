@@ -108,7 +108,7 @@ def test_no_reader_sees_half_a_transfer(
     assert {total(spark, tmp_path, mark) for mark in (*marks[1:2], last)} == {TOTAL}
 
 
-@pytest.mark.one_of_these("watermark")
+@pytest.mark.one_of_these("order of events")
 def test_a_snapshot_is_seen_whole_or_not_at_all(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
     sink = current_sink(spark, TOPICS, str(tmp_path), topics)
@@ -117,7 +117,7 @@ def test_a_snapshot_is_seen_whole_or_not_at_all(spark: SparkSession, tmp_path: P
         records = topics.send(*messages)
         topics.took(records)
         sink.write(records, batch, "query")
-        return read_current(spark, f"{tmp_path}/users", "watermark").count()
+        return read_current(spark, f"{tmp_path}/users", "order of events").count()
 
     assert take(0, schema(0), snapshot("STARTED", 0), *(put("r", {"id": number}, number) for number in (1, 2, 3))) == 0
     assert read_current(spark, f"{tmp_path}/users").count() == 3
@@ -125,7 +125,7 @@ def test_a_snapshot_is_seen_whole_or_not_at_all(spark: SparkSession, tmp_path: P
     assert take(2, put("c", {"id": 5}, 5)) == 5
 
 
-@pytest.mark.one_of_these("watermark")
+@pytest.mark.one_of_these("order of events")
 def test_the_watermark_moves_from_one_renaming_to_the_next(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -324,6 +324,7 @@ def test_golden_messages_lead_to_the_row_that_the_master_has(job: Job) -> None:
     assert job.rows("people") == {}
 
 
+@pytest.mark.one_of_these("order of events")
 def test_what_is_merged_need_not_be_kept_and_may_come_again(job: Job) -> None:
     job.send(schema(0), put("c", {"id": 1}, 1), put("c", {"id": 2}, 2), truncate(3), put("c", {"id": 2}, 4))
     later = job.topics.send(put("u", {"id": 2, "name": "b"}, 5), put("c", {"id": 3}, 6))
@@ -469,7 +470,7 @@ def in_pieces(job: Job, **stories: Callable[[Space], Story]) -> None:
     side_by_side(job.topics, job.take_places, stories)
 
 
-@pytest.mark.one_of_these("uneven pieces")
+@pytest.mark.one_of_these("order of events")
 def test_spaces_that_are_emptied_while_their_partitions_are_read_in_uneven_pieces(job: Job) -> None:
     in_pieces(
         job,
@@ -481,7 +482,7 @@ def test_spaces_that_are_emptied_while_their_partitions_are_read_in_uneven_piece
 @pytest.mark.parametrize(
     ("columns", "part"),
     [
-        pytest.param(COLUMNS, "name", id="altered", marks=pytest.mark.one_of_these("uneven pieces")),
+        pytest.param(COLUMNS, "name", id="altered", marks=pytest.mark.one_of_these("order of events")),
         pytest.param(RENAMED, "number", id="renamed", marks=pytest.mark.soak),
     ],
 )
@@ -533,13 +534,13 @@ def rows_that_stay_until_a_later_truncation(job: Job, space: Space) -> Story:
     assert job.rows(space.name) == job.merged(space.name) == {}
 
 
-@pytest.mark.one_of_these("keys and forms")
+@pytest.mark.one_of_these("order of events")
 def test_renamed_parts_of_primary_keys_without_images(job: Job) -> None:
     stories = {"changed": rows_that_keep_changing_under_the_new_name, "truncated": rows_that_stay_until_a_later_truncation}
     side_by_side(job.topics, job.take_places, {name: partial(story, job) for name, story in stories.items()})
 
 
-@pytest.mark.one_of_these("keys and forms")
+@pytest.mark.one_of_these("order of events")
 def test_what_ends_the_job_is_told_with_its_remedy_and_the_next_start_goes_on(job: Job) -> None:
     texts: dict[str, Any] = {"space": "texts", "space_id": 600}
     with pytest.raises(JobError, match="no form of space 'users'"):
@@ -582,7 +583,7 @@ def test_what_ends_the_job_is_told_with_its_remedy_and_the_next_start_goes_on(jo
 
 
 @pytest.mark.parametrize("few", [few_events.FEW, pytest.param(0, marks=pytest.mark.soak)])
-@pytest.mark.one_of_these("keys and forms")
+@pytest.mark.one_of_these("order of events")
 def test_a_lost_form_is_not_needed_for_events_below_a_snapshot(job: Job, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
     """The daemon can write only present forms again; a snapshot that sweeps leaves no row of a former one."""
     monkeypatch.setattr(few_events, "FEW", few)

@@ -171,7 +171,7 @@ def test_each_field_has_a_column_that_sql_and_parquet_can_have() -> None:
         assert plain in columns
 
 
-@pytest.mark.one_of_these("names of fields")
+@pytest.mark.one_of_these("typed events")
 def test_current_merges_sweeps_and_shows_all_names(spark: SparkSession, tmp_path: Path) -> None:
     topics, path = FakeTopics(spark), str(tmp_path / "lake")
     sink = current_sink(spark, TOPICS, path, topics, share=0.0, min_unmerged=1)
@@ -220,7 +220,7 @@ def test_current_merges_sweeps_and_shows_all_names(spark: SparkSession, tmp_path
         assert values(tables.read(spark, table), columns) == expected(*state.values())
 
 
-@pytest.mark.one_of_these("names of fields")
+@pytest.mark.one_of_these("typed events")
 def test_typed_events_and_a_history_have_all_names(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
     history = HistorySink(spark, TOPICS, str(tmp_path / "history"), publish_every=1)

@@ -27,6 +27,7 @@ def auditor(spark: SparkSession, tmp_path: Path) -> Auditor:
     return Auditor(spark, tmp_path)
 
 
+@pytest.mark.one_of_these("audit")
 def test_a_clean_day_has_no_findings_and_each_fault_of_the_next_one_is_found_with_its_place(
     auditor: Auditor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,7 +75,7 @@ def test_a_clean_day_has_no_findings_and_each_fault_of_the_next_one_is_found_wit
     assert (order["offset"], order["other_offset"], order["other_seq"]) == (order["other_offset"] + 1, order["offset"] - 1, 21)
 
 
-@pytest.mark.one_of_these("numbers of events")
+@pytest.mark.one_of_these("audit")
 def test_one_row_of_the_log_may_delete_many(auditor: Auditor) -> None:
     """DELETE_RANGE: its events have one lsn, in ascending order, here in two batches; what is published again is still found."""
 
@@ -125,7 +126,7 @@ def test_what_a_batch_leaves_open_the_next_one_settles(auditor: Auditor, monkeyp
     assert auditor.kinds() == [("duplicate", 1), ("gap", 6), ("image", 4), ("image", 9), ("order", 7)]
 
 
-@pytest.mark.one_of_these("numbers of events")
+@pytest.mark.one_of_these("audit")
 def test_numbers_that_retention_has_taken_are_no_gap(spark: SparkSession, tmp_path: Path) -> None:
     begun = {"shop.users": {"0": 7, "1": 0}, "shop.orders": {"0": 3, "1": 0}, "shop.eu.users": {"0": 5}}
     auditor = Auditor(spark, tmp_path, first_offsets=lambda: begun)
@@ -159,7 +160,7 @@ def test_transactions_are_judged_where_retention_has_taken_others_and_left_their
     assert auditor.kinds() == [("transaction", 1), ("transaction", 2)]
 
 
-@pytest.mark.one_of_these("numbers of events")
+@pytest.mark.one_of_these("audit")
 def test_a_daemon_that_repeats_is_believed_and_still_watched(spark: SparkSession, tmp_path: Path) -> None:
     auditor = Auditor(spark, tmp_path, repeats=True)
     one, two = put("c", row(1), 1), put("c", row(2), 2)

@@ -109,6 +109,7 @@ def test_all_columns_are_those_of_json(spark: SparkSession, images: bool) -> Non
     assert not schemas.of_keys()[1]
 
 
+@pytest.mark.one_of_these("jobs that read Avro")
 @pytest.mark.spark
 def test_a_batch_is_read_again_with_what_its_plan_lacks(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another form, JSON, and decimals that only Python reads: each of them is met in a batch after the first one."""

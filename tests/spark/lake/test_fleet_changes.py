@@ -186,6 +186,7 @@ def check(spark: SparkSession, path: Path, cluster: Cluster, seed: int) -> None:
     )
 
 
+@pytest.mark.one_of_these("fleets in Spark")
 def test_a_removal_that_is_read_late_spares_what_the_next_owner_has_written(spark: SparkSession, tmp_path: Path) -> None:
     cluster = Cluster(FakeTopics(spark, shards=SHARDS))
     topics = cluster.topics
@@ -235,6 +236,7 @@ def test_what_no_order_can_be_right_for_is_an_error(spark: SparkSession, tmp_pat
         sink(spark, tmp_path, topics).write(topics.send(by("s2", put("c", {"id": 3, "n": 1}, 3))), 2, "query")
 
 
+@pytest.mark.one_of_these("fleets in Spark")
 def test_events_that_wait_and_forms_are_kept_beside_the_table(spark: SparkSession, tmp_path: Path) -> None:
     """What waits isn't lost without a word, and `--decimal-scale` is among the forms."""
     topics = FakeTopics(spark, shards=SHARDS)

@@ -406,7 +406,7 @@ def test_a_catalog_has_a_view_of_each_space(spark: SparkSession, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("catalog")
-@pytest.mark.one_of_these("names in a catalog")
+@pytest.mark.one_of_these("views")
 def test_a_name_that_is_taken(spark: SparkSession, tmp_path: Path) -> None:
     spark.sql("CREATE TABLE cdc.shop_users_fresh (id bigint) USING delta")
     job = Job(spark, tmp_path, FreshViews(LOCATION, SparkViews(spark)))
@@ -450,7 +450,7 @@ def test_a_view_that_needs_removed_events_is_an_error_until_it_is_renewed(spark:
 
 
 @pytest.mark.usefixtures("catalog")
-@pytest.mark.one_of_these("names in a catalog")
+@pytest.mark.one_of_these("views")
 def test_a_view_follows_versions_that_maintain_makes(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,7 +181,7 @@ def test_a_truncation_empties_its_keys_whichever_partition_is_read_ahead(spark: 
         assert seqs in ([1, 3, 4], [2, 3, 5])
 
 
-@pytest.mark.one_of_these("order of patches")
+@pytest.mark.one_of_these("materialize")
 @pytest.mark.parametrize("is_renamed", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_patches_of_a_row_on_two_partitions_are_applied_in_order(
     spark: SparkSession, tmp_path: Path, seed: int, *, is_renamed: bool
@@ -346,7 +346,7 @@ def test_rows_are_those_that_live_servers_made() -> None:
     assert equal > 5500
 
 
-@pytest.mark.one_of_these("order of patches")
+@pytest.mark.one_of_these("materialize")
 def test_batches_that_come_twice_leave_each_event_once_and_the_rows_of_the_last_one(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
