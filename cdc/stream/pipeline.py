@@ -44,7 +44,7 @@ from cdc.stream.ledger import Ledger
 from cdc.stream.moved_buckets import MovedBuckets
 from cdc.stream.publication import Publication
 from cdc.stream.python_stream import PythonStream
-from cdc.stream.recognition import at_position, last_rows_of, noted
+from cdc.stream.recognition import RecentFrames, last_rows_of, noted
 from cdc.stream.snapshots.backfill import Backfill
 from cdc.stream.snapshots.orders import Received
 from cdc.stream.snapshots.reading import SnapshotReading
@@ -124,7 +124,7 @@ class Pipeline:
             self._stream = CompiledStream(spaces.row_path, self._python, self._limbo, context, events, self._boundaries)
         self._backfill, self._desk = Backfill(context), RequestDesk(context)
         self._snapshot: Snapshot | None = None
-        self._reading = SnapshotReading()
+        self._reading, self._recent = SnapshotReading(), RecentFrames()
 
     # State for the caller.
 
@@ -201,7 +201,8 @@ class Pipeline:
         """
         self._events.now_us = now_us
         yield from self._stream.feed(frames, self._context.envelope.batch_time(now_us))
-        self._events.base = noted(self._events.base, at_position(frames, self._events.vclock, self.checksum))
+        events = self._events
+        events.base = noted(events.base, self._recent.at_position(frames, events.base, events.vclock, self.checksum))
         yield from self._rest()
 
     def heartbeat(self, now_us: int) -> Iterator[Batch]:
@@ -227,7 +228,9 @@ class Pipeline:
 
     def recognize(self, rows: Iterable[LastRow]) -> Batch | None:
         """Note rows at the position that were seen again; return a batch that makes the checkpoint record them, if it is news."""
-        base = noted(self._events.base, rows)
+        vclock = self._events.vclock
+        # Rows that came together with one of them may have moved the position on, and one of these is noted then.
+        base = noted(self._events.base, [row for row in rows if vclock.get(row.replica_id) == row.lsn])
         if self.is_catching_up or base is self._events.base:
             return None
         self._events.base = base

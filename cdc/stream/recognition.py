@@ -10,13 +10,15 @@ Two rows are the same if the server wrote them at the same time, or if their bod
 from another member writes them anew, with a new time, as every member does. Only rows of the same server are compared. A NOP
 isn't compared, as a server may make one of a row that it gets from another member.
 
-The position's rows are noted once per batch of received frames, for the origin of the batch's last row. A position behind a
-snapshot has none: the row is then learned from the stream's beginning, for the next time. This costs one row per connection and
-origin. If it ends a transaction of several rows, it comes alone, so it isn't passed on.
+The position's rows are noted once per batch of received frames, for the origin of the batch's last row. While rows wait (for a
+quorum, or for the end of their transaction), the position stands before them, at a row of this batch or of an earlier one, so
+these are kept. A position behind a snapshot has no row: the row is then learned from the stream's beginning, for the next time.
+This costs one row per connection and origin. If it ends a transaction of several rows, it comes alone, so it isn't passed on.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -29,6 +31,7 @@ from cdc.positions.last_row import LastRow
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Frames, body_of
+from cdc.protocol.compiled_frames import CompiledFrames
 from cdc.protocol.constants import Key, Type
 
 Checksum = Callable[[bytes], int | None]
@@ -38,22 +41,64 @@ HEARTBEATS_MAX: Final = 2
 """Number of heartbeats after which the expected rows aren't waited for any more: the log doesn't contain them, or not for a
 replica. A server sends the first one before it looks into its log."""
 
+RECENT_BYTES_MAX: Final = 1024 * 1024
+"""Size of the frames that are kept while their rows wait, in bytes."""
+
 _HINT: Final = (
     'If its contents are what you want, set source.on_divergence = "resnapshot"; otherwise name a member of the replica set that '
     "has the published changes."
 )
 
 
-def last_row(frames: Frames, checksum: Checksum = crc32) -> LastRow | None:
-    """Return the last of some rows that were checked before; None if there are none."""
-    count = len(frames)
-    return _row_at(frames.part(count - 1, count), 0, checksum) if count else None
+class RecentFrames:
+    """The frames that came last, as far as the position may still come to stand at one of their rows."""
+
+    def __init__(self) -> None:
+        self._frames: deque[Frames] = deque()
+        self._byte_count = 0
+
+    def at_position(self, frames: Frames, position: Position, vclock: Mapping[int, int], checksum: Checksum) -> list[LastRow]:
+        """Take frames that were handled. Return the row at which `vclock` stands now, for the origin of their last row.
+
+        The list is empty if `position` has noted that row, or if the row isn't among the recent ones: more than a MiB waits.
+        """
+        if not len(frames):
+            return []
+        origin, _ = _origin_and_lsn(frames, len(frames) - 1)
+        reached = vclock.get(origin, 0)
+        is_noted = any((row.replica_id, row.lsn) == (origin, reached) for row in position.last_rows)
+        self._keep(frames)
+        places = ((each, _index_of(each, origin, reached)) for each in reversed(self._frames) if not is_noted)
+        found = next(((each, index) for each, index in places if index is not None), None)
+        while self._frames and (self._byte_count > RECENT_BYTES_MAX or _is_covered(self._frames[0], vclock)):
+            self._byte_count -= len(self._frames.popleft().data)
+        return [_row_at(*found, checksum)] if found is not None else []
+
+    def _keep(self, frames: Frames) -> None:
+        self._frames.append(frames)
+        self._byte_count += len(frames.data)
 
 
-def at_position(frames: Frames, vclock: Mapping[int, int], checksum: Checksum) -> tuple[LastRow, ...]:
-    """Return the last of some handled rows, if the position `vclock` stands at it; empty if not, as when the row waits."""
-    row = last_row(frames, checksum)
-    return (row,) if row is not None and vclock.get(row.replica_id) == row.lsn else ()
+def _is_covered(frames: Frames, vclock: Mapping[int, int]) -> bool:
+    origin, lsn = _origin_and_lsn(frames, len(frames) - 1)
+    return lsn <= vclock.get(origin, 0)
+
+
+def _origin_and_lsn(frames: Frames, index: int) -> tuple[int, int]:
+    if isinstance(frames, CompiledFrames):
+        return frames.rows.origin(index), frames.rows.lsn(index)
+    header = frames.headers[index]
+    return header[Key.REPLICA_ID], header[Key.LSN]
+
+
+def _index_of(frames: Frames, origin: int, lsn: int) -> int | None:
+    """Return the index of a row; None if it isn't there. Nearly always an origin's rows follow each other without a gap."""
+    last = len(frames) - 1
+    of_last = _origin_and_lsn(frames, last)
+    guess = last - (of_last[1] - lsn)
+    if of_last[0] == origin and 0 <= guess <= last and _origin_and_lsn(frames, guess) == (origin, lsn):
+        return guess
+    return next((index for index in range(last, -1, -1) if _origin_and_lsn(frames, index) == (origin, lsn)), None)
 
 
 def last_rows_of(position: Position, server_uuid: UUID) -> tuple[LastRow, ...]:
@@ -71,9 +116,10 @@ def noted(position: Position, rows: Iterable[LastRow]) -> Position:
 
 
 def _row_at(frames: Frames, index: int, checksum: Checksum) -> LastRow:
-    header = frames.headers[index]
+    row = frames.part(index, index + 1)  # only this one is decoded
+    (header,) = row.headers
     kind, timestamp = header[Key.REQUEST_TYPE], header.get(Key.TIMESTAMP, 0.0)
-    return LastRow(header[Key.REPLICA_ID], header[Key.LSN], kind, timestamp, checksum(body_of(frames.raw(index))))
+    return LastRow(header[Key.REPLICA_ID], header[Key.LSN], kind, timestamp, checksum(body_of(row.raw(0))))
 
 
 def _is_other(ours: LastRow, theirs: LastRow) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -18,8 +19,12 @@ from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Frames
 from cdc.protocol.compiled_frames import frame_decoder
 from cdc.protocol.constants import Type
-from cdc.stream.recognition import Checksum, Recognition, last_row
+from cdc.stream.recognition import RECENT_BYTES_MAX, Checksum, RecentFrames, Recognition
 from tests.fakes import wire
+from tests.fakes.interleavings import LimboWorkload
+from tests.fakes.pipelines import NOW_US, pipeline
+from tests.fakes.replica import Replica
+from tests.fakes.synchronous import SynchronousMaster
 
 SERVER, ANOTHER = UUID(int=1), UUID(int=2)
 NONE: frozenset[int] = frozenset()
@@ -37,8 +42,7 @@ def frames(*rows: bytes) -> Frames:
 
 
 def noted(*rows: bytes, checksum: Checksum = crc32) -> LastRow:
-    found = last_row(frames(*rows), checksum)
-    assert found is not None
+    (found,) = RecentFrames().at_position(frames(*rows), Position(), {1: 42, 2: 7}, checksum)
     return found
 
 
@@ -59,12 +63,58 @@ def lsns(parts: list[Frames]) -> list[int]:
 
 
 def test_the_last_row_of_some_frames() -> None:
-    assert last_row(frames()) is None
+    assert not RecentFrames().at_position(frames(), Position(), {1: 42}, crc32)
     found = noted(row(41), row(42, "y", x1=9))
     assert (found.replica_id, found.lsn, found.timestamp, found.kind) == (1, 42, 5.5, Type.INSERT)
     assert found == noted(row(42, "y", x1=1)), "another connection sends other headers"
     assert found.checksum != noted(row(42, "z")).checksum
     assert LastRow.from_json(found.to_json()) == found
+
+
+def found_lsns(recent: RecentFrames, received: Frames, reached: int, position: Position | None = None) -> list[int]:
+    return [found.lsn for found in recent.at_position(received, position or Position(), {1: reached}, crc32)]
+
+
+def test_the_row_at_a_position_before_what_waits() -> None:
+    recent = RecentFrames()
+    assert found_lsns(recent, frames(row(41), row(42), row(43), row(44)), 42) == [42]
+    assert not found_lsns(recent, frames(row(45)), 42, at({1: 42}, noted(row(42)))), "it has been noted"
+    assert found_lsns(recent, frames(row(46), row(9, origin=2), row(47)), 44) == [44], "it came with earlier frames"
+    assert found_lsns(recent, frames(row(48)), 46) == [46], "between two of its rows is one of another origin"
+    assert found_lsns(recent, frames(row(49)), 49) == [49]
+    assert not found_lsns(recent, frames(row(50)), 48), "nothing waited, so nothing was kept"
+
+
+def test_no_more_than_some_frames_are_kept() -> None:
+    recent, half = RecentFrames(), "x" * (RECENT_BYTES_MAX // 2)
+    assert not found_lsns(recent, frames(row(42), row(43, half)), 41)
+    assert not found_lsns(recent, frames(row(44), row(45, half)), 41)
+    assert not found_lsns(recent, frames(row(46)), 42)
+    assert found_lsns(recent, frames(row(47)), 44) == [44]
+
+
+def test_the_position_of_a_stream_has_its_row_whatever_waits() -> None:
+    for seed in range(8):
+        master, rng = SynchronousMaster(), random.Random(seed)
+        workload = LimboWorkload(master, rng, 1)
+        replica = Replica(master)
+        replica.connect()
+        for _ in range(30):
+            workload.run(rng.randint(1, 5))
+            replica.relay.relay(rng.choice([1, 3, None]))
+            replica.receive()
+            position = replica.pipeline.position
+            lsn = position.vclock[1]
+            assert [row.lsn for row in position.last_rows] == ([lsn] if lsn > replica.relay._since[1] else [])
+
+
+def test_a_row_that_was_seen_again_gives_way_to_those_behind_it() -> None:
+    core = pipeline(at({1: 42}), server_uuid=SERVER)
+    rows = {lsn: row(lsn, kind=Type.NOP) for lsn in (42, 43)}
+    list(core.feed(frames(rows[43]), NOW_US))
+    assert core.recognize([noted(rows[42])]) is None
+    assert [row.lsn for row in core.position.last_rows] == [43]
+    assert core.recognize([replace(noted(rows[42]), lsn=43, timestamp=9.0)]) is not None
 
 
 def test_the_row_is_seen_again_and_not_passed_on() -> None:
