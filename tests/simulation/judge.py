@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 from cdc.kafka.hanging import FILLER_KEY
@@ -79,15 +78,17 @@ class Judge:
         """By signal: what the notifications say of its end."""
         # By number of a snapshot or request, and by space: the keys of its rows.
         self._rows_of: dict[tuple[str, int, str], set[str]] = {}
-        self._claimed: list[Process] = []
+        # The processes that have claimed the name, with the ids by which they write checkpoints.
+        self._claimed: list[tuple[Process, str]] = []
         self._writers: list[str] = [""]
+        self._decided_writer = ""
         # The highest lsns that were ever committed: Kafka may lose them later.
         self._durable: dict[int, int] = {}
         self._repeats = LastSeqs()
         self._unknown = UnknownSpaces()
         self._highest_seq = 0
-        # The newest position with which the forms of all spaces were committed.
-        self._forms_at = VClock()
+        # The spaces of which the checkpoint topic has the forms: those that a daemon knows when it starts.
+        self._stored: set[int] = set()
         # Spaces of which there were events.
         self._shown: set[int] = set()
         self.is_rewritten = False
@@ -162,19 +163,18 @@ class Judge:
         for partition in self._brokers.topics.get(CHECKPOINT, ()):
             entries = partition.entries[partition.open_from.get(name, partition.end) :]
             own = [entry for entry in entries if entry.producer == name and entry.state == "open"]
-            has_forms = any(b'"space_id"' in (entry.key or b"") for entry in own)
             for entry in own:
                 if entry.key == _POSITION_KEY and entry.value:
-                    self._note_position(Position.from_json(json.loads(entry.value)), has_forms=has_forms)
+                    value = json.loads(entry.value)
+                    self._decided_writer = value["writer"]
+                    self._note_position(Position.from_json(value))
+            _store_forms(self._stored, own)
 
-    def _note_position(self, position: Position, *, has_forms: bool) -> None:
+    def _note_position(self, position: Position) -> None:
         snapshot, former = position.snapshot, self.decided.snapshot
-        is_begun_again = snapshot and former and snapshot.base_id != former.base_id and not former.is_complete
-        if is_begun_again and not self.is_exact:
-            # What an interrupted snapshot has shown, of spaces whose forms weren't committed with it, is unknown to the next one.
-            self._unknown.checkpoint_lost(replace(self.decided, vclock=self._forms_at), self._highest_seq)
-        if has_forms or (snapshot and snapshot.is_complete):
-            self._forms_at = position.vclock
+        if snapshot and former and snapshot.base_id != former.base_id and not self.is_exact:
+            # What was shown after the last checkpoint, of spaces whose forms weren't committed, is unknown to the next snapshot.
+            self._unknown.checkpoint_lost(self.decided, self._stored, self._highest_seq)
         is_later = position.seq >= self.decided.seq
         if snapshot is not None and (not snapshot.is_complete or snapshot.base_id != self._base_id or not is_later):
             self.base, self._base_id = dict(position.vclock), snapshot.base_id
@@ -197,21 +197,30 @@ class Judge:
 
     def lost_checkpoints(self, partition: Partition) -> None:
         """Kafka has lost the newest checkpoints, and this is what is left."""
-        left = [entry.value for _, entry in partition.committed() if entry.key == _POSITION_KEY and entry.value]
+        kept = [entry for _, entry in partition.committed()]
+        left = [entry.value for entry in kept if entry.key == _POSITION_KEY and entry.value]
+        self._stored.clear()
+        _store_forms(self._stored, kept)
         self._offsets[CHECKPOINT, 0] = partition.end
         # Whoever wrote what is left has the name again, for all that anybody can know.
         writer = json.loads(left[-1])["writer"] if left else ""
         self._writers = self._writers[: self._writers.index(writer) + 1] if writer in self._writers else [""]
         self.decided, self.may_jump = Position.from_json(json.loads(left[-1])) if left else Position(), True
-        self._unknown.checkpoint_lost(self.decided, self._highest_seq)
+        self._unknown.checkpoint_lost(self.decided, self._stored, self._highest_seq)
 
-    def claimed(self, process: Process, *, takes_over: bool) -> None:
+    def claimed(self, process: Process, writer: str, *, takes_over: bool) -> None:
         """A process claims the name: for the first time only if nobody has it, or its operator wants it to."""
-        holder = self._claimed[-1] if self._claimed else None
-        is_taken = holder is not None and holder is not process and holder.is_awake
-        is_first = process not in self._claimed
+        holder = self._claimed[-1][0] if self._claimed else None
+        is_taken = holder is not None and holder is not process and holder.is_awake and not self._is_finding_out()
+        is_first = all(other is not process for other, _ in self._claimed)
         assert takes_over or not is_taken or not is_first, f"{process.name} claims the name beside {holder and holder.name}"
-        self._claimed.append(process)
+        self._claimed.append((process, writer))
+
+    def _is_finding_out(self) -> bool:
+        """Whether the last one to claim the name was fenced before, and finds out that the checkpoint is another's, and ends."""
+        process, writer = self._claimed[-1]
+        is_last = [other is process for other, _ in self._claimed]
+        return not all(is_last[is_last.index(True) :]) and self._decided_writer != writer
 
     def _note_writer(self, value: bytes) -> None:
         """Readers see a checkpoint. Who has once written after another one never does so after a third."""
@@ -415,6 +424,14 @@ class Judge:
             held = sorted(json.dumps(list(row.values())) for row in consumer.contents(space_id))
             wanted = sorted(json.dumps(row) for row in self.rows.get(space_id, ()))
             assert held == wanted, f"space {space_id}: consumers hold {held}, and the master {wanted}"
+
+
+def _store_forms(stored: set[int], entries: Iterable[Entry]) -> None:
+    """Fold records of the checkpoint topic into the ids of the spaces whose forms it has."""
+    for entry in entries:
+        space_id = json.loads(entry.key or b"{}").get("space_id")
+        if space_id is not None:
+            (stored.discard if entry.value is None else stored.add)(space_id)
 
 
 def _names(fields: Sequence[Any]) -> tuple[str, ...]:

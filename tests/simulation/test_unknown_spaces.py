@@ -30,13 +30,23 @@ def row(lsn: int, kind: int, **body: Any) -> LogRow:
     return LogRow(1, lsn, kind, {Key.SPACE_ID: INDEX} | {keys[name]: value for name, value in body.items()}, 0.0)
 
 
-@pytest.mark.parametrize(("came", "went", "is_excused"), [(11, 20, True), (10, 20, False), (11, 21, False), (11, None, False)])
-def test_a_space_that_came_and_went_between(came: int, went: int | None, is_excused: bool) -> None:
+@pytest.mark.parametrize(
+    ("came", "went", "is_stored", "is_excused"),
+    [
+        (11, 20, True, True),
+        (10, 20, True, False),
+        (10, 20, False, True),
+        (11, 21, True, False),
+        (10, 21, False, False),
+        (11, None, True, False),
+    ],
+)
+def test_a_space_that_came_and_went_between(came: int, went: int | None, is_stored: bool, is_excused: bool) -> None:
     unknown, swept = UnknownSpaces(), Swept()
     unknown.take(row(came, Type.INSERT, row=[1001, 0]))
     if went is not None:
         unknown.take(row(went, Type.DELETE, key=[1001, 0]))
-    unknown.checkpoint_lost(LEFT, 7)
+    unknown.checkpoint_lost(LEFT, {1001} if is_stored else (), 7)
     unknown.snapshot_taken(1, {1: 10})  # the position that is left is written again
     unknown.sweep(swept)  # type: ignore[arg-type]
     assert not swept.spaces

@@ -1,12 +1,14 @@
-"""Spaces of which a daemon can't know: created after the last checkpoint that Kafka has left, gone before the next snapshot.
+"""Spaces of which a daemon can't know: the checkpoint that is left is from before them, and they are gone at the next snapshot.
 
-Consumers keep what they have read of such a space, as docs/guarantees.md says of lost checkpoints. With at_least_once this also
-happens if the checkpoint wasn't written yet: the first rows of a snapshot are shown before it. Nothing else is excused.
+A checkpoint is from before a space if it was created after the checkpoint's position, or if its form isn't stored: a snapshot's
+first checkpoints have positions of their own, and no forms yet. Consumers keep what they have read of such a space, as
+docs/guarantees.md says of lost checkpoints. With at_least_once this also happens if the checkpoint wasn't written yet: events are
+shown before it. Nothing else is excused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from cdc.positions.position import Position
 from cdc.protocol.constants import Key, Type
@@ -24,6 +26,7 @@ class UnknownSpaces:
         self._lives: dict[int, list[list[int]]] = {}
         self._left: Mapping[int, int] | None = None
         self._left_id = self._until_seq = 0
+        self._stored: frozenset[int] = frozenset()
         # Spaces whose rows consumers keep, each with the last seq that was given before the loss.
         self._kept: list[tuple[int, int]] = []
 
@@ -36,8 +39,9 @@ class UnknownSpaces:
         elif row.kind == Type.DELETE and row.body[Key.KEY][1] == 0:
             self._lives[row.body[Key.KEY][0]][-1].append(row.lsn)
 
-    def checkpoint_lost(self, left: Position, newest_seq: int) -> None:
-        """Kafka has lost the newest checkpoints: `left` is the newest one now. `newest_seq` is the last that was given."""
+    def checkpoint_lost(self, left: Position, stored: Collection[int], newest_seq: int) -> None:
+        """A daemon will begin at the checkpoint `left`, and knows the spaces `stored`. `newest_seq` was given last."""
+        self._stored = frozenset(stored) if self._left is None else self._stored & frozenset(stored)
         former = self._left if self._left is not None else left.vclock
         self._left = {origin: min(lsn, former.get(origin, 0)) for origin, lsn in left.vclock.items()}
         self._left_id = left.snapshot.base_id if left.snapshot is not None else 0
@@ -49,7 +53,8 @@ class UnknownSpaces:
             return
         for space_id, lives in self._lives.items():
             for origin, came, *went in lives:
-                if went and came > self._left.get(origin, 0) and went[0] <= base.get(origin, 0):
+                is_new = came > self._left.get(origin, 0) or space_id not in self._stored
+                if went and is_new and went[0] <= base.get(origin, 0):
                     self._kept.append((space_id, self._until_seq))
         self._left = None
 

@@ -348,7 +348,9 @@ class World:
         self.judge.acknowledged(ack, stored.vclock if stored is not None else None)
 
     def _claimed(self, process: Process) -> None:
-        self.judge.claimed(process, takes_over=self._life_of(process).takes_over)
+        life = self._life_of(process)
+        assert life.daemon is not None
+        self.judge.claimed(process, life.daemon._writer_id, takes_over=life.takes_over)
 
     # What happens.
 
