@@ -88,6 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="print the complete status as JSON")
     topics = add_configured("topics", _topics, "list the daemon's topics: records, newest seq, and how far consumers are behind")
     topics.add_argument("--json", action="store_true", help="print them as JSON")
+    topics.add_argument(
+        "--acknowledge", nargs="+", metavar="TOPIC", help="no consumer needs what these deleted topics had: say no more of them"
+    )
     _add_position_arguments(add_configured("position", _position, "show the daemon's checkpoint, save it, or put it back"))
     snapshot = add_configured("snapshot", _snapshot, "have the running daemon publish all rows of these spaces again, as `r`")
     _add_snapshot_arguments(snapshot)
@@ -232,8 +235,11 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _topics(options: argparse.Namespace) -> int:
-    from cdc.commands.topics import topics
+    from cdc.commands.topics import acknowledge, topics
 
+    if options.acknowledge:
+        acknowledge(_daemon(options), options.acknowledge, say)
+        return 0
     topics(_daemon(options), say, as_json=options.json)
     return 0
 

@@ -382,7 +382,11 @@ def of_signal_topic(config: Config, existing: Mapping[str, int]) -> Iterator[Fin
 def of_deleted_topics(config: Config, spaces: Sequence[str], existing: Collection[str], stored: Checkpoint) -> Iterator[Finding]:
     """Yield findings about deleted topics of this daemon, given the topics of the published spaces and the existing topics."""
     former = spaces_by_topic(stored, names_of(config.kafka))
+    for loss in stored.losses.values():
+        yield Finding(loss.topic, f"{loss.sentence}. {loss.remedy}", is_failure=False, loses_rows=True)
     for topic in spaces:
+        if topic in stored.losses:
+            continue
         if topic in former and topic not in existing:
             # A running daemon creates the topic with the first row that it writes there, and `snapshot` makes it write all rows.
             when = "While the daemon runs" if config.kafka.create_topics else "Once it is there again and the daemon runs"

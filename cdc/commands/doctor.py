@@ -101,7 +101,7 @@ def _of_findings(found: Examination, *, is_running: bool) -> Iterator[Advice]:
 
 def _of_daemon(shown: dict[str, Any] | None) -> Iterator[Advice]:
     for trouble in shown["troubles"] if shown is not None else ():
-        harm = Harm.WAIT if trouble["is_holding_up"] else Harm.SOON
+        harm = Harm.LOSS if trouble.get("loses_rows") else Harm.WAIT if trouble["is_holding_up"] else Harm.SOON
         yield Advice(harm, trouble["place"], trouble["sentence"], trouble["remedy"])
 
 

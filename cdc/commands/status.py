@@ -12,6 +12,7 @@ from cdc.daemon.http_settings import access_of
 from cdc.errors import RequestError
 from cdc.ops.asking import ask, tap_status
 from cdc.positions.vclock import VClock
+from cdc.stream.commits.losses import LostTopic
 
 _QUIET_SECONDS: Final = 5.0
 """Time without a snapshot's rows, in seconds, from which on it is shown."""
@@ -96,6 +97,8 @@ def readable(status: dict[str, Any]) -> str:
         progress = f"{request['rows']} rows so far{pause}, {request['waiting']} requests waiting"
         lines.insert(-2, ("snapshot of", f"{wanted}: {progress}"))
     lines += bucket_lines(status.get("buckets"))
+    # A process of an older version doesn't report them.
+    lines += [("lost topic", LostTopic.from_json(loss).sentence) for loss in status.get("lost_topics", ())]
     lines += _lost_log_lines(status)
     lines += [("member", _member_line(member)) for member in status["upstreams"]]
     return "\n".join(f"{name:<12} {value}" for name, value in lines)

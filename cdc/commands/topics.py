@@ -7,7 +7,7 @@ compaction has removed.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -15,11 +15,13 @@ from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaExcepti
 
 from cdc.commands import Say
 from cdc.config import Config
+from cdc.daemon.http_settings import access_of
 from cdc.kafka import hanging
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.errors import reading_error
 from cdc.kafka.names import names_of, whose
 from cdc.kafka.topic_admin import list_topics
+from cdc.ops.asking import ask
 from cdc.stream.commits.unseen import Place
 
 _SECONDS: Final = 10.0
@@ -63,6 +65,12 @@ def topics(config: Config, say: Say, *, as_json: bool) -> None:
         say(line)
     if note:
         say(note)
+
+
+def acknowledge(config: Config, lost: Sequence[str], say: Say) -> None:
+    """Have the running daemon say no more that these topics were deleted. Raises as `ask`."""
+    ask(config.name, config.http.address, "/losses/acknowledge", {"topics": list(lost)}, access_of(config))
+    say(f"the daemon says no more that {', '.join(lost)} was deleted")
 
 
 def readable(found: list[Topic]) -> Iterator[str]:

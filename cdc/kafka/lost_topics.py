@@ -4,7 +4,8 @@ Consumers can't read rows without the forms in `<prefix>.schema`, and can't use 
 that the snapshot is complete. By itself, the daemon would write to these topics only when a form changes, or a snapshot is taken,
 which may never happen. Therefore it reads them at its start, and writes what is missing: the current forms, and the end of the
 last snapshot. From then on it looks regularly whether the schema topic exists, and whether records have vanished from the
-beginning of one of the topics. If so, a new producer begins, which reads the topics again.
+beginning of one of the topics. If so, a new producer begins, which reads the topics again. The same looks find topics of spaces
+that were deleted, which nothing but a snapshot can bring back (cdc.kafka.losses).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from cdc.kafka import control_records, topic_settings
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.errors import ProducerLostError
 from cdc.kafka.hanging import Place, first_offsets
+from cdc.kafka.losses import Losses
 from cdc.kafka.names import names_of, whose
 from cdc.kafka.topic_admin import TopicAdmin, list_topics
 from cdc.positions.position import Position
@@ -36,10 +38,12 @@ CHECK_SECONDS: Final = 60.0
 class LostTopics:
     """Checks for lost records. Used by one thread at a time: by the publisher's thread, once it runs."""
 
-    def __init__(self, config: KafkaSection, clients: KafkaClients, topic_admin: TopicAdmin) -> None:
+    def __init__(self, config: KafkaSection, clients: KafkaClients, topic_admin: TopicAdmin, losses: Losses) -> None:
         self._config = config
         self._clients = clients
         self._topic_admin = topic_admin
+        self.losses = losses
+        """The topics of spaces that were deleted."""
         names = names_of(config)
         self._schema_topic, self._snapshot_topic = names.control(topics.SCHEMA), names.control(topics.SNAPSHOT)
         self._next_check = 0.0
@@ -58,6 +62,7 @@ class LostTopics:
         admin = self._clients.admin()
         existing = list_topics(admin, self._config.bootstrap_servers)
         topic_settings.keep_records(admin, self._config, existing)
+        self.losses.begin(stored)
         missing = self._missing_forms(forms, existing) if forms else []
         end = missing_end(stored, names, self._newest(self._snapshot_topic, existing), _now_us)
         if end is not None:
@@ -93,7 +98,8 @@ class LostTopics:
     def check(self) -> None:
         """Raise ProducerLostError if the schema topic was deleted, or a control topic has lost records at its beginning.
 
-        The next publisher then writes what is missing when it starts. Checks at most every CHECK_SECONDS.
+        The next publisher then writes what is missing when it starts. Checks at most every CHECK_SECONDS. Raises also the errors
+        of `Losses.look`.
         """
         now = time.monotonic()
         if now < self._next_check or not self._topic_admin.was_there(self._schema_topic):
@@ -105,6 +111,7 @@ class LostTopics:
         except ConnectionLostError as error:
             structlog.get_logger().debug("topics can't be looked at", reason=error.message)
             return
+        self.losses.look(existing)
         if self._schema_topic not in existing:
             raise ProducerLostError(f"the topic {self._schema_topic} was deleted")
         for place, begin in begins.items():

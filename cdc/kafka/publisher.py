@@ -29,6 +29,7 @@ from cdc.kafka.errors import NAME_HINT, FencedError, translate_kafka_errors
 from cdc.kafka.exchange import Exchange
 from cdc.kafka.fleet_claim import FleetClaim
 from cdc.kafka.foreign_topics import ForeignTopics
+from cdc.kafka.losses import Losses
 from cdc.kafka.lost_topics import LostTopics
 from cdc.kafka.names import claim_topic, names_of
 from cdc.kafka.publisher_loop import PublisherLoop
@@ -84,9 +85,10 @@ class Publisher:
             has_co_writers=config.has_co_writers,
         )
         foreign = ForeignTopics(config, self._clients)
-        self._topic_admin = TopicAdmin(config, self._clients.admin, is_stopping, topics_seen, foreign)
+        losses = Losses(config, self._clients, self.statistics)
+        self._topic_admin = TopicAdmin(config, self._clients.admin, is_stopping, topics_seen, foreign, losses)
         self._readability.remedy_of = self._topic_admin.remedy
-        self._lost_topics = LostTopics(config, self._clients, self._topic_admin)
+        self._lost_topics = LostTopics(config, self._clients, self._topic_admin, losses)
         self._loop = PublisherLoop(
             name,
             config,

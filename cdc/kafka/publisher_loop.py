@@ -218,7 +218,8 @@ class PublisherLoop:
                 raise PublishAborted("stopped before readers could reach the last commit")
 
     def _commit(self, end: Position) -> None:
-        self.commit_position(end, self._open.stored)
+        self.commit_position(end, self._open.stored, self._lost_topics.losses.records(self._open.covered))
+        self._lost_topics.losses.committed(end, self._open.stored, self._open.covered)
         self.committed = end
         self._open = OpenTransaction()
         self._statistics.failure = None

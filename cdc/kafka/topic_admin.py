@@ -21,6 +21,7 @@ from cdc.events import topics
 from cdc.kafka.clients import Admin
 from cdc.kafka.errors import FORBIDDEN, ProducerLostError, operator_error, reading_error
 from cdc.kafka.foreign_topics import ForeignTopics
+from cdc.kafka.losses import Losses
 from cdc.kafka.names import claim_topic, names_of
 from cdc.kafka.topic_settings import COMPACTED, KEPT, UNLIMITED
 
@@ -131,9 +132,14 @@ class TopicAdmin:
         is_stopping: threading.Event,
         former: Mapping[str, Sequence[str]] | None = None,
         foreign: ForeignTopics | None = None,
+        losses: Losses | None = None,
     ) -> None:
-        """`former` is the `seen` of the previous publisher's TopicAdmin. `foreign` judges topics before their first use."""
+        """`former` is the `seen` of the previous publisher's TopicAdmin. `foreign` judges topics before their first use.
+
+        `losses` keeps in mind which topics were deleted.
+        """
         self._foreign = foreign
+        self._losses = losses
         self._config = config
         self._new_admin = new_admin
         self._admin = new_admin()
@@ -185,7 +191,16 @@ class TopicAdmin:
             # Only a publisher that starts knows which forms to write into the new topic.
             raise ProducerLostError(f"the topic {self._schema_topic} was deleted")
         if missing and self._config.create_topics:
+            lost = {
+                topic: self._former[topic]
+                for topic in missing
+                if topic in self._former and not self._is_control(topic) and not begins_with_truncation(topic)
+            }
+            if self._losses is not None:
+                self._losses.note(lost)
             created = self._create(missing)
+            if self._losses is not None:
+                self._losses.withdraw(lost.keys() - set(created))
             if self._checkpoint_topic in created and self._checkpoint_topic in self._former:
                 raise lost_checkpoint(self._checkpoint_topic)
             missing = self._await(missing)

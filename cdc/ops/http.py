@@ -7,6 +7,7 @@
 /page/detail     what the daemon's error quotes of rows
 /snapshot        {"spaces": ["users"], "where": "row.id > 7"} ──▶ 202 with its id, or 400, 409, 415, 503 with {"error": …}
 /snapshot/stop, /snapshot/pause, /snapshot/resume
+/losses/acknowledge    {"topics": ["shop.users"]}
 
 cdc.ops.rights says which of them needs a token: 401 without one, 403 if it lacks the role.
 """
@@ -33,7 +34,7 @@ from cdc.ops.request_queue import ANSWER_TIMEOUT_SECONDS
 from cdc.ops.rights import NOBODY, Rights, Role, Visitor
 from cdc.ops.streams import Streams
 from cdc.ops.view import FRAME_SECONDS, View
-from cdc.stream.snapshots.orders import Execute
+from cdc.stream.snapshots.orders import Acknowledge, Execute
 
 BODY_BYTES_MAX: Final = 1024 * 1024
 KEY: Final = "http.listen"
@@ -232,6 +233,10 @@ class StatusHandler(PageHandler):
             return 400, {"error": str(error)}
         if status.requests is None or not status.requests.is_open:
             return 503, {"error": f"the daemon isn't following the stream, it is {status.state}. Try again once it does."}
+        known = {loss.topic for loss in status.kafka.losses}
+        if isinstance(order, Acknowledge) and (unknown := set(order.topics) - known):
+            shown = ", ".join(sorted(known)) or "none"
+            return 409, {"error": f"that {', '.join(sorted(unknown))[:300]} was deleted isn't known; known are: {shown}"}
         self.server.extend_deadline(self.connection, ANSWER_TIMEOUT_SECONDS)
         log = structlog.get_logger().bind(name=status.name)
         log.info("an order was given over HTTP", path=self.path, by=self.visitor().name, id=order.id)

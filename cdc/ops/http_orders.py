@@ -6,9 +6,9 @@ import json
 import uuid
 from typing import Any, Final
 
-from cdc.stream.snapshots.orders import FILTER_MAX, Condition, Execute, Order, Pause, Resume, Stop, is_unicode
+from cdc.stream.snapshots.orders import FILTER_MAX, Acknowledge, Condition, Execute, Order, Pause, Resume, Stop, is_unicode
 
-PATHS: Final = ("/snapshot", "/snapshot/stop", "/snapshot/pause", "/snapshot/resume")
+PATHS: Final = ("/snapshot", "/snapshot/stop", "/snapshot/pause", "/snapshot/resume", "/losses/acknowledge")
 
 
 class BodyError(ValueError):
@@ -23,6 +23,11 @@ def order_in(path: str, body: bytes) -> Order:
         content = None
     if not isinstance(content, dict):
         content = {"spaces": None}
+    if path == "/losses/acknowledge":
+        topics = _names(content.get("topics"))
+        if not topics or content.keys() != {"topics"}:
+            raise BodyError('the body must be {"topics": [names]}')
+        return Acknowledge(f"http-{uuid.uuid4()}", topics)
     identity, spaces = f"http-{uuid.uuid4()}", _names(content.get("spaces", ()))
     match path:
         case "/snapshot":

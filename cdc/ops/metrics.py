@@ -127,6 +127,10 @@ GAUGES: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
         "Buckets that more than one shard owns",
         lambda s: len(s.buckets.doubled) if s.buckets is not None else 0,
     ),
+    "tarantool_cdc_lost_topics": (
+        "Topics that were deleted, and whose rows have not all been published again; /status names them",
+        lambda s: len(s.kafka.losses),
+    ),
     "tarantool_cdc_state_bytes": ("Bytes of the state store's file, free pages included", lambda s: s.state_bytes),
     "tarantool_cdc_state_rows": ("Rows in the state store", lambda s: s.state_rows),
     "tarantool_cdc_doubtful_keys": (

@@ -14,6 +14,7 @@ from cdc.ops.request_queue import RequestQueue
 from cdc.ops.setup import Setup
 from cdc.positions.vclock import VClock
 from cdc.registry.schema_ids import RegistryWait
+from cdc.stream.commits.losses import sentence_of
 from cdc.stream.commits.publisher_statistics import PublisherStatistics
 from cdc.stream.reports.bucket_waits import BucketsState
 from cdc.stream.reports.limbo_watch import OverdueQuorum
@@ -27,6 +28,9 @@ State = Literal[
 
 LIFELESS_SECONDS: Final = 120.0
 """Time for one turn of the daemon's loop after which it counts as hanging. Every wait in a turn is shorter by far."""
+
+LOSSES_SHOWN: Final = 20
+"""Number of deleted topics that are named one by one; the metrics count all."""
 
 
 @dataclass(slots=True)
@@ -165,12 +169,13 @@ class Status:
     @property
     def shown_error(self) -> str | None:
         """`error` as shown to operators: if it is None, a stall, an aborted Kafka transaction, an overdue quorum, a bucket that
-        has been waiting for long, or signals that can't be read."""
+        has been waiting for long, signals that can't be read, or topics that were deleted."""
         overdue = self.overdue_quorum.sentence(time.time_ns() // 1000) if self.overdue_quorum is not None else None
         waits = f"rows wait for the registry: {self.registry_wait.sentence}" if self.registry_wait is not None else None
         bucket = self.buckets.sentence(time.time_ns() // 1000) if self.buckets is not None and self.buckets.is_overdue else None
         signals = self.requests.signals.sentence if self.requests is not None else None
-        return self.error or self.stall or waits or self.kafka.failure or overdue or bucket or signals
+        lost = sentence_of(self.kafka.losses)
+        return self.error or self.stall or waits or self.kafka.failure or overdue or bucket or signals or lost
 
     def shards_waited_for(self) -> set[str]:
         """Return the shards for which rows of buckets wait."""
@@ -266,6 +271,7 @@ class Status:
                 "oldest": f"{self.limbo.oldest_origin}:{self.limbo.oldest_lsn}" if self.limbo.oldest_us else None,
                 "is_overdue": self.overdue_quorum is not None,
             },
+            "lost_topics": [loss.to_json() | {"remedy": loss.remedy} for loss in self.kafka.losses[:LOSSES_SHOWN]],
             "buckets": self.buckets.to_json(round(now * 1e6)) if self.buckets is not None else None,
             "registry": None
             if self.registry_wait is None

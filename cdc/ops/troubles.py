@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from cdc.ops.status import Status
+from cdc.ops.status import LOSSES_SHOWN, Status
 from cdc.stream.reports.limbo_watch import QUORUM_REMEDY
 from cdc.upstream.overview import Upstream
 from cdc.upstream.selection import Standing
@@ -61,8 +61,9 @@ _BAD_STANDINGS: Final = {each.value for each in (Standing.UNREACHABLE, Standing.
 class Trouble:
     """One thing that is wrong: what kind, where, whether rows wait for it, a sentence, and what to do ("": it says so).
 
-    `has_detail` says that the daemon's error quotes received data too, which the page shows to those who may see rows. Two
-    sightings of one kind are the same trouble, though a number in the sentence may have changed.
+    `has_detail` says that the daemon's error quotes received data too, which the page shows to those who may see rows;
+    `loses_rows`, that consumers lack rows until something is done. Two sightings of one kind are the same trouble, though a
+    number in the sentence may have changed.
     """
 
     kind: str
@@ -71,6 +72,7 @@ class Trouble:
     sentence: str
     remedy: str
     has_detail: bool = False
+    loses_rows: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that the page gets."""
@@ -80,6 +82,7 @@ class Trouble:
             "sentence": self.sentence,
             "remedy": self.remedy,
             "has_detail": self.has_detail,
+            "loses_rows": self.loses_rows,
         }
 
 
@@ -91,11 +94,15 @@ def current(status: Status) -> list[Trouble]:
         # A member that is the reason for a wait has been named already.
         found += [] if upstream.address in told else _of_member(upstream)
     found += _of_buckets(status)
+    found += [
+        Trouble(f"lost {loss.topic}", "kafka", False, loss.sentence, loss.remedy, loses_rows=True)
+        for loss in status.kafka.losses[:LOSSES_SHOWN]
+    ]
     found += _of_lag(status) if not any(trouble.is_holding_up for trouble in found) else []
     signals = status.requests.signals.sentence if status.requests is not None else None
     if signals:
         found.append(Trouble("signals", "kafka", False, signals, "Rows go on; the daemon tries again every 5 s."))
-    return sorted(found, key=lambda trouble: not trouble.is_holding_up)
+    return sorted(found, key=lambda trouble: (not trouble.is_holding_up, not trouble.loses_rows))
 
 
 def _of_error(status: Status) -> Iterator[Trouble]:

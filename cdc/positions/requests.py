@@ -23,6 +23,7 @@ class Request:
       space begins again at its first key.
     - `row_count`: number of rows of the present space that were shown.
     - `counts`: the spaces that are done, and their numbers of rows.
+    - `since_seq`: the last seq before the first row of the present space; in a position of an older version, 0.
     """
 
     id: str
@@ -33,6 +34,7 @@ class Request:
     shown: int = 0
     row_count: int = 0
     counts: tuple[tuple[int, int], ...] = ()
+    since_seq: int = 0
 
     @property
     def all_rows(self) -> int:
@@ -55,6 +57,7 @@ class Request:
                 "after": self.after.hex(),
                 "shown": self.shown,
                 "row_count": self.row_count,
+                "since_seq": self.since_seq,
                 "counts": self.counts,
             }
         return value
@@ -70,6 +73,7 @@ class Request:
             after=bytes.fromhex(value.get("after", "")),
             shown=value.get("shown", 0),
             row_count=value.get("row_count", 0),
+            since_seq=value.get("since_seq", 0),
             counts=tuple((space_id, count) for space_id, count in value.get("counts", ())),
         )
 

@@ -41,6 +41,7 @@ from cdc.store.files import daemon_named, is_locked
 from cdc.store.numbers_file import NumbersFile
 from cdc.store.store import StateStore
 from cdc.stream.commits.checkpoint import Checkpoint, Sign, fold, owner_record, sign_record
+from cdc.stream.commits.losses import LostTopic
 from tests.fakes.kafka import Cluster, clients
 from tests.fakes.shop import Shop
 
@@ -254,6 +255,13 @@ def test_topics_that_were_deleted() -> None:
     (said,) = map(str, of_deleted_topics(config(), spaces, ["shop.us_ers"], stored))
     assert said.startswith("shop.schema: warning: it was deleted, and without it consumers can't read rows")
     assert not list(of_deleted_topics(config(), ["shop.new"], [], Checkpoint()))
+    loss = LostTopic("shop.us_ers", ("us ers",), 5, 0)
+    stored.losses = {"shop.us_ers": loss}
+    for existing in (["shop.schema"], ["shop.schema", "shop.us_ers"]):  # also once it is made again
+        (finding,) = of_deleted_topics(config(), spaces, existing, stored)
+        assert finding.loses_rows
+        assert finding.sentence == f"{loss.sentence}. {loss.remedy}"
+    stored.losses = {}
     stored.position = Position(VClock({1: 5}), 5, snapshot=SnapshotState(1, is_complete=False))
     assert not list(of_deleted_topics(config(), spaces, ["shop.schema"], stored)), "all rows come again"
 

@@ -151,6 +151,7 @@ ROWS: Final[tuple[tuple[str, tuple[Plot, ...]], ...]] = (
             ),
             Plot("State store", "bytes", ((level("tarantool_cdc_state_bytes"), DAEMON),)),
             Plot("Rows in the store", "none", ((level("tarantool_cdc_state_rows"), DAEMON),)),
+            Plot("Topics that were deleted", "none", ((level("tarantool_cdc_lost_topics"), DAEMON),)),
             Plot("Keys whose row is unknown", "none", ((level("tarantool_cdc_doubtful_keys"), DAEMON),)),
         ),
     ),

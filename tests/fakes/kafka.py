@@ -298,9 +298,12 @@ class FakeAdmin(FakeClient):
         if self._is_unheard:
             time.sleep(SILENCE_SECONDS)
             return {topic.topic: _failed(NO_ANSWER) for topic in new}
-        self._cluster.created_within += [topic.topic for topic in new if self._cluster.is_open]
-        self._cluster.partitions |= {topic.topic: topic.num_partitions for topic in new}
-        return {topic.topic: _done(None) for topic in new}
+        exists = KafkaError(KafkaError.TOPIC_ALREADY_EXISTS)
+        found = {name: _failed(exists) for topic in new if (name := topic.topic) in self._cluster.partitions}
+        made = [topic for topic in new if topic.topic not in found]
+        self._cluster.created_within += [topic.topic for topic in made if self._cluster.is_open]
+        self._cluster.partitions |= {topic.topic: topic.num_partitions for topic in made}
+        return found | {topic.topic: _done(None) for topic in made}
 
     def list_offsets(
         self, wanted: dict[TopicPartition, Any], *, isolation_level: IsolationLevel, **_: object

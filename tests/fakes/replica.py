@@ -18,6 +18,7 @@ from cdc.protocol.session import Event, Registered, Selected, Session, Subscribe
 from cdc.protocol.states import State
 from cdc.protocol.system_spaces import CLUSTER_BY_UUID, CLUSTER_SPACE
 from cdc.stream.batches.batch import Addressed, Batch, Broadcast, Message
+from cdc.stream.batches.covered import Covered
 from cdc.stream.batches.options import Surroundings
 from cdc.stream.batches.spaces import newly_published
 from cdc.stream.commits.checkpoint import Checkpoint, Writer, fold, position_record, space_record
@@ -49,6 +50,8 @@ class Topics:
         self.addressed: dict[int, Addressed] = {}
         """Those of them with headers, or whose partition the key doesn't decide, by their places in `committed`."""
         self._records: dict[bytes, bytes | None] = {}
+        self.covered: list[Covered] = []
+        """What made up for deleted topics."""
 
     def commit(self, batches: list[Batch]) -> None:
         """One Kafka transaction: messages and checkpoint together."""
@@ -56,6 +59,7 @@ class Topics:
             return
         assert batches[-1].is_boundary, "a commit inside of a source transaction"
         for batch in batches:
+            self.covered += batch.covered
             for part in batch.parts:
                 if isinstance(part, Addressed):
                     self.addressed[len(self.committed)] = part

@@ -13,14 +13,18 @@ import structlog
 from cdc.errors import CdcError, PublishError
 from cdc.kafka import lost_topics, readers_view
 from cdc.kafka.errors import ProducerLostError
+from cdc.kafka.losses import Losses
 from cdc.kafka.publisher import Publisher
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batches.batch import Batch, Broadcast
+from cdc.stream.batches.covered import Covered
 from cdc.stream.commits.checkpoint import Writer
+from cdc.stream.commits.publisher_statistics import PublisherStatistics
 from tests.fakes.kafka import Cluster, clients
 from tests.kafka.test_publisher import MODES, Mode, config_of, row, wait
+from tests.live.waiting import wait_for
 
 FORM = StoredSpace(
     512,
@@ -85,6 +89,111 @@ def test_rows_that_were_deleted_while_no_daemon_ran(published: Cluster, mode: Mo
     )
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_the_loss_is_told_until_the_rows_are_there_again(published: Cluster, mode: Mode) -> None:
+    """By every publisher that comes after, of any process: the checkpoint topic has it."""
+    delete(published, "shop.things")
+    publisher = begin(published, mode)
+    publisher.submit(batch(2, ("shop.things", b"2", row(2))))
+    wait(publisher)
+    assert lost(publisher) == [("shop.things", ("things",), 1)]
+    assert publisher.stop(20)
+    again = begin(published, mode)
+    assert lost(again) == [("shop.things", ("things",), 1)]
+    for number, covered, left in ((3, Covered("shop.things", "things", 0), 1), (4, Covered("shop.things", "things", 2), 0)):
+        found = batch(number, ("shop.things", b"2", row(number)))
+        found.covered = [covered]
+        again.submit(found)
+        wait(again)
+        assert len(lost(again)) == left
+    assert again.stop(20)
+    last = begin(published, mode)
+    assert not lost(last)
+    assert last.stop(20)
+
+
+def test_it_is_on_record_before_the_topic_is_made_again(published: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a daemon that dies in between would find a topic that is there, and say nothing."""
+
+    def die(*_: object) -> None:
+        raise PublishError("killed")
+
+    delete(published, "shop.things")
+    publisher = begin(published, "exactly_once")
+    monkeypatch.setattr("cdc.kafka.topic_admin.TopicAdmin._create", die)
+    publisher.submit(batch(2, ("shop.things", b"2", row(2))))
+    with pytest.raises(PublishError, match="killed"):
+        until_it_ends(publisher.collect)
+    publisher.stop(0)
+    monkeypatch.undo()
+    again = begin(published, "exactly_once")
+    assert len(lost(again)) == 1
+    assert again.stop(20)
+
+
+def test_a_topic_that_was_only_not_listed_is_not_lost(published: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that has just started lists some topics only, and refuses to make one that is there."""
+    publisher = begin(published, "exactly_once")
+    listed = published.topics
+    calls = []
+
+    def without_things(*arguments: Any, **others: Any) -> Any:
+        found: Any = listed(*arguments, **others)
+        calls.append(1)
+        if len(calls) == 1:
+            found.topics.pop("shop.things")
+        return found
+
+    monkeypatch.setattr(published, "topics", without_things)
+    publisher.submit(batch(2, ("shop.things", b"2", row(2))))
+    wait(publisher)
+    assert not lost(publisher)
+    assert publisher.stop(20)
+    assert len(published.written("shop.checkpoint")) > 2  # it was noted, and withdrawn
+    again = begin(published, "exactly_once")
+    assert not lost(again)
+    assert again.stop(20)
+
+
+def test_a_daemon_at_rest_notices_that_rows_are_gone(published: Cluster) -> None:
+    publisher = begin(published, "exactly_once")
+    delete(published, "shop.things")
+    wait_for("the loss", lambda: bool(lost(publisher)))
+    assert "shop.things" not in published.partitions
+    assert publisher.stop(20)
+
+
+def test_a_look_that_misses_a_topic_once_says_nothing(published: Cluster) -> None:
+    """A broker that has just started lists some topics only."""
+    config, statistics = config_of("exactly_once"), PublisherStatistics()
+    losses = Losses(config, clients(published), statistics)
+    losses.begin(readers_view.ReadersView(config, "x", clients(published)).checkpoint())
+    for existing in ([], ["shop.things"], []):
+        losses.look(existing)
+        assert not statistics.losses
+    losses.look([])
+    assert len(statistics.losses) == 1
+
+
+def test_one_without_rows_is_not_missed_while_its_first_snapshot_runs(published: Cluster) -> None:
+    """Its topic may not have been made."""
+    publisher = begin(published, "exactly_once")
+    new = batch(2)
+    new.position = Position(VClock({1: 2}), 2, snapshot=SnapshotState(2, is_complete=False))
+    new.stored = {513: StoredSpace(513, [513, 1, "others", *FORM.space_row[3:]], {0: [513, *FORM.index_rows[0][1:]]}, 4)}
+    new.topics = []
+    publisher.submit(new)
+    wait(publisher)
+    commits = publisher.statistics.commit_count
+    wait_for("some looks", lambda: publisher.statistics.commit_count > commits + 4)
+    assert not lost(publisher)
+    assert publisher.stop(20)
+
+
+def lost(publisher: Publisher) -> list[tuple[str, tuple[str, ...], int]]:
+    return [(loss.topic, loss.spaces, loss.seq) for loss in publisher.statistics.losses]
+
+
 def test_nobody_misses_rows_of_a_space_that_is_truncated_or_dropped(published: Cluster) -> None:
     delete(published, "shop.things")
     with structlog.testing.capture_logs() as logs:
@@ -93,6 +202,7 @@ def test_nobody_misses_rows_of_a_space_that_is_truncated_or_dropped(published: C
         wait(publisher)
         assert publisher.stop(20)
     assert not logs
+    assert not lost(publisher)
     assert "shop.things" in published.partitions
 
 

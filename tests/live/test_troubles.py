@@ -16,6 +16,8 @@ from cdc.config.fleet import load_daemon
 from tests.fakes.registry import FakeRegistry
 from tests.live.scene import Scene
 from tests.live.test_gaps import forget_logs
+from tests.live.test_refusals import delete_topics
+from tests.live.test_state import command, complaint
 from tests.live.waiting import wait_for
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
@@ -162,3 +164,29 @@ def test_rights_are_lacking(scene: Scene) -> None:
     for text in told:
         assert "poor" in text
         assert "replication" in text
+
+
+def test_a_topic_is_deleted(scene: Scene) -> None:
+    """It is told by every daemon that comes after, until the rows are there again, or an operator says that nobody needs them."""
+    follow(scene)
+    topic, daemon = f"{scene.prefix}.users", scene.daemon
+    for number, ending in enumerate((("snapshot", "users"), ("topics", "--acknowledge", topic)), 2):
+        delete_topics(scene, topic)
+        scene.tarantool.eval(f"box.space.users:replace{{{number}, 'two'}}")
+        told = on_the_page(scene, lambda trouble: trouble["loses_rows"])
+        daemon.kill()
+        at_rest = advice(scene)
+        daemon.start()
+        daemon.wait_until_streaming()
+        for text in (*told, *on_the_page(scene, lambda trouble: trouble["loses_rows"]), at_rest):
+            assert f"the topic {topic} was deleted" in text
+        for text in (told.page, told.doctor, at_rest):
+            assert "snapshot --config FILE users" in text
+        assert "rows are lost" in at_rest
+        assert command(daemon, *ending).returncode == 0
+        daemon.wait_until("it is over", lambda status: not status["lost_topics"])
+        daemon.kill()
+        assert "was deleted" not in advice(scene)
+        daemon.start()
+        daemon.wait_until_streaming()
+    assert complaint(daemon, "topics", "--acknowledge", topic).endswith("known are: none\n")

@@ -93,6 +93,7 @@ NEEDED: list[tuple[str, str, Role]] = [
     ("GET", "/page/detail", "rows"),
     ("GET", "/page/events?topic=shop.users", "rows"),
     ("POST", "/snapshot/stop", "operate"),
+    ("POST", "/losses/acknowledge", "operate"),
 ]
 
 

@@ -34,12 +34,15 @@ def test_orders() -> None:
     assert (type(stop), stop.spaces, stop.exact) == (Stop, ("users",), True)
     assert of("/snapshot/stop", b"").spaces is None
     assert of("/snapshot/stop", {}).spaces is None
+    assert of("/losses/acknowledge", {"topics": ["shop.users"]}).topics == ("shop.users",)
     assert isinstance(of("/snapshot/pause", {}), Pause)
     assert isinstance(of("/snapshot/resume", b""), Resume)
 
 
 @pytest.mark.parametrize("path", PATHS)
-@pytest.mark.parametrize("body", [b"{", b"[]", b"7", b"\xff", b"[" * 100_000, {"spaces": "users"}, {"spaces": [7]}, {"other": 1}])
+@pytest.mark.parametrize(
+    "body", [b"{", b"[]", b"7", b"\xff", b"[" * 100_000, {"spaces": "users"}, {"spaces": [7]}, {"other": 1}, {"topics": []}]
+)
 def test_what_is_no_order(path: str, body: Any) -> None:
     with pytest.raises(BodyError, match="the body must be"):
         of(path, body)

@@ -11,6 +11,7 @@ from cdc.ops.troubles import Trouble, TroubleLog, current
 from cdc.ops.way import way
 from cdc.positions.vclock import VClock
 from cdc.registry.schema_ids import RegistryWait
+from cdc.stream.commits.losses import LostTopic
 from cdc.stream.moves.queues import Wait
 from cdc.stream.reports.bucket_waits import BucketsState
 from cdc.stream.reports.limbo_watch import OverdueQuorum
@@ -45,6 +46,21 @@ WELL = {"source": "works", "quorum": "idle", "daemon": "works", "registry": "non
 def test_all_is_well(status: Status) -> None:
     assert current(status) == []
     assert modes(status) == WELL
+
+
+def test_a_topic_was_deleted(status: Status) -> None:
+    """Rows go on, so nothing stands still; but consumers lack some until somebody does something."""
+    status.kafka.losses = (LostTopic("shop.users", ("users",), 7, 1_700_000_000_000),)
+    found = only(status)
+    assert (found.place, found.is_holding_up, found.loses_rows) == ("kafka", False, True)
+    assert "the topic shop.users was deleted" in found.sentence
+    assert "snapshot --config FILE users" in found.remedy
+    assert modes(status) == WELL
+    assert status.is_ready
+    assert status.shown_error == found.sentence
+    assert status.to_json()["lost_topics"][0]["remedy"] == found.remedy
+    status.kafka.losses = tuple(LostTopic(f"shop.{number}", (), 7, 0) for number in range(1_000))
+    assert len(current(status)) == len(status.to_json()["lost_topics"]) == 20
 
 
 def test_kafka_stands_still(status: Status) -> None:

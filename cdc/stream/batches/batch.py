@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Union
 
 import msgspec
@@ -11,6 +11,7 @@ from cdc.events.topics import TopicNames
 from cdc.images.pending import Changes, no_changes
 from cdc.positions.position import Position
 from cdc.schema.forms import StoredSpace
+from cdc.stream.batches.covered import Covered
 
 if TYPE_CHECKING:
     from cdc.native import CompiledMessages
@@ -39,6 +40,7 @@ class BatchBuilder:
         "_topics",
         "byte_count",
         "bytes_max",
+        "covered",
         "names",
         "native_row_count",
         "parts",
@@ -61,6 +63,7 @@ class BatchBuilder:
         self.native_row_count = 0
         self.timestamp = 0.0
         self.stored: Forms = {}
+        self.covered: list[Covered] = []
         # The last seq that was assigned; it continues over batches. Every event has its own seq, so seqs also count the events.
         self.seq = seq
         self._taken_seq = seq
@@ -139,9 +142,10 @@ class BatchBuilder:
             self.timestamp,
             has_broadcast=self._has_broadcast,
             native_row_count=self.native_row_count,
+            covered=self.covered,
         )
         self._has_broadcast = False
-        self.parts, self.stored, self._topics = [], {}, []
+        self.parts, self.stored, self._topics, self.covered = [], {}, [], []
         self.byte_count = self.row_count = self.native_row_count = 0
         self._taken_seq = self.seq
         return batch
@@ -244,6 +248,7 @@ class Batch(msgspec.Struct, gc=False):
     - `is_pause`: the batch is empty, because longer work is under way. The caller may attend to its connections, and then asks
       for the next batch.
     - `native_row_count`: how many of the rows the compiled path handled.
+    - `covered`: what makes up for topics that were deleted, once the batch is committed.
     - `numbers`: the numbers that prefix the state store's keys at `position` (Images.numbers); None without images.
     """
 
@@ -261,6 +266,7 @@ class Batch(msgspec.Struct, gc=False):
     has_broadcast: bool = False
     is_pause: bool = False
     native_row_count: int = 0
+    covered: Sequence[Covered] = ()
     numbers: Mapping[int, int] | None = None
 
     @classmethod

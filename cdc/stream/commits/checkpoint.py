@@ -8,11 +8,12 @@ folds the topic therefore gets the state of one moment.
 `writer` names the process that wrote the position. It distinguishes a producer whose transaction timed out from a producer that
 was fenced by a second daemon of the same name.
 
-Two kinds of records have an empty name. They concern a daemon rather than its position, so an older version of this program
-skips them:
+Three kinds of records have an empty name. They concern a daemon or a topic rather than a position, so an older version of this
+program skips them:
 
     {"name": "", "owner": NAME}   only the daemon NAME may publish under this prefix. Written in a Kafka transaction
     {"name": "", "alive": NAME}   the daemon NAME is running. Written every few seconds, outside of its transactions
+    {"name": "", "lost_topic": TOPIC}   a topic was deleted (cdc.stream.commits.losses). Its tombstone: consumers can do without
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from cdc.positions.position import Position
 from cdc.protocol.extensions import pack, unpack
 from cdc.schema.forms import PLAIN_ROUTING, Routing, SpaceForm, StoredSpace
 from cdc.schema.tracker import published_forms
+from cdc.stream.commits.losses import LostTopic
 
 NUMBERS_KEY: Final = encode({"name": None, "numbers": "by space"})
 """Key of `numbers_record`. No daemon has the name null, so the record is never read as part of a checkpoint."""
@@ -79,6 +81,8 @@ class Checkpoint:
     published: dict[str, int] = field(default_factory=dict)
     signs: dict[str, Sign] = field(default_factory=dict)
     others: Numbers = field(default_factory=Numbers)
+    losses: dict[str, LostTopic] = field(default_factory=dict)
+    """Topics of the prefix that were deleted, and whose rows consumers may lack."""
 
     def restore_forms(self, store: Checkpoint) -> list[int]:
         """Add the forms that the topic has lost and the state store has at the same position. Return the ids of their spaces.
@@ -126,6 +130,11 @@ def sign_record(name: str, sign: Sign) -> tuple[bytes, bytes]:
         "is_last": sign.is_last,
     }
     return encode({"name": "", "alive": name}), encode(value)
+
+
+def loss_record(topic: str, loss: LostTopic | None) -> tuple[bytes, bytes | None]:
+    """Return key and value of the record of a deleted topic; the value is a tombstone if consumers can do without it."""
+    return encode({"name": "", "lost_topic": topic}), encode(loss.to_json()) if loss is not None else None
 
 
 def space_record(name: str, space_id: int, space: StoredSpace | None) -> tuple[bytes, bytes | None]:
@@ -203,7 +212,7 @@ def _fold_published(name: str, content: dict[str, Any] | None, checkpoint: Check
 
 
 def _fold_daemon(identity: dict[str, Any], value: bytes | None, checkpoint: Checkpoint) -> None:
-    owner, alive = identity.get("owner"), identity.get("alive")
+    owner, alive, lost = identity.get("owner"), identity.get("alive"), identity.get("lost_topic")
     if owner is not None:
         # A repeated claim moves to the end, as its record does.
         checkpoint.owners.pop(owner, None)
@@ -214,3 +223,7 @@ def _fold_daemon(identity: dict[str, Any], value: bytes | None, checkpoint: Chec
         checkpoint.signs[alive] = Sign(
             content["writer"], content["host"], content["process_id"], content["ts_ms"], content["is_last"]
         )
+    elif lost is not None:
+        checkpoint.losses.pop(lost, None)
+        if value is not None:
+            checkpoint.losses[lost] = LostTopic.from_json(json.loads(value))

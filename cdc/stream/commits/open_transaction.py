@@ -8,6 +8,7 @@ from typing import Final
 from cdc.errors import CdcError, TransactionTimeoutError
 from cdc.positions.position import Position
 from cdc.stream.batches.batch import Batch, Forms
+from cdc.stream.batches.covered import Covered
 
 COMMIT_LEADS_SECONDS: Final = (0.015, 0.003)
 """Times before a commit, in seconds, at which its rows are wanted. Most rows are wanted at the first, early enough to have
@@ -46,6 +47,7 @@ class OpenTransaction:
 
     end: Position | None = None
     stored: Forms = field(default_factory=dict)
+    covered: list[Covered] = field(default_factory=list)
     began_at: float = 0.0
     event_count: int = 0
     byte_count: int = 0
@@ -54,6 +56,7 @@ class OpenTransaction:
         """Record that a batch was handed over."""
         self.end = batch.position if batch.is_boundary else None
         self.stored.update(batch.stored)
+        self.covered += batch.covered
         self.began_at = self.began_at or now
         self.event_count += batch.event_count
         self.byte_count += batch.byte_count

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from cdc.stream.commits.backlog import Backlog
+from cdc.stream.commits.losses import LostTopic
 
 BATCH_BYTES_MAX: Final = 1024 * 1024
 """Maximum size of a batch of messages that goes to Kafka, in bytes."""
@@ -29,6 +30,8 @@ class PublisherStatistics:
     """Why the newest Kafka transaction was aborted; None once another has been committed."""
     batch_bytes_max: int = BATCH_BYTES_MAX
     """Maximum size of a batch of messages. It is lowered once a topic has refused a batch."""
+    losses: tuple[LostTopic, ...] = ()
+    """Topics that were deleted, and whose rows consumers may lack."""
     recent_commit_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=512))
 
     def committed(self, started: float, ended: float) -> None:

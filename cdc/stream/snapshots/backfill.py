@@ -42,6 +42,7 @@ from cdc.protocol.codec import tuple_values
 from cdc.protocol.constants import Type
 from cdc.schema.forms import SpaceForm
 from cdc.schema.keys import space_prefix
+from cdc.stream.batches.covered import Covered
 from cdc.stream.batches.event_context import EventContext
 from cdc.stream.batches.notifier import PROGRESS_US
 from cdc.stream.batches.routed_messages import RowWriter
@@ -144,7 +145,7 @@ class Backfill:
                 continue
             shown = zlib.crc32(repr((space.topic, space.form.primary_key)).encode())
             if shown != request.shown:
-                request = replace(request, after=b"", shown=shown, row_count=0)
+                request = replace(request, after=b"", shown=shown, row_count=0, since_seq=builder.seq)
                 self._notify(request, space.form, now_us, None)
             assert context.images is not None
             prefix = space_prefix(context.images.number(space_id))
@@ -165,6 +166,8 @@ class Backfill:
             rows_left = rows_left - chunk.seen_count if is_wanted is None else 0
             request = replace(request, after=chunk.after[len(prefix) :], row_count=request.row_count + chunk.row_count)
             if chunk.is_last:
+                if is_wanted is None:
+                    builder.covered.append(Covered(space.topic, space.form.name, request.since_seq))
                 context.notifier.request(
                     request,
                     "TABLE_SCAN_COMPLETED",

@@ -8,9 +8,11 @@ SKIPPED    only the schema is read
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping, Sequence
 
+from cdc.events.envelope import SpaceCount
 from cdc.positions.position import SnapshotState
+from cdc.stream.batches.covered import Covered
 from cdc.stream.batches.event_context import EventContext
 
 
@@ -22,6 +24,8 @@ class SnapshotNews:
     ) -> None:
         """Tell of the beginning. `is_silent`: no rows are published, only the schema is read."""
         notifier = self._notifier = context.notifier
+        self._context, self._is_silent = context, is_silent
+        self._is_compared = context.images is not None and context.images.is_comparing
         self._number = number
         self.is_on = notifier.is_on and not is_silent
         """Whether there is anything to tell after the beginning."""
@@ -30,7 +34,7 @@ class SnapshotNews:
         is_repeated = previous is not None and not previous.is_complete and not previous.is_silent
         if is_silent:
             notifier.snapshot(number, "SKIPPED", now_us, reason="only the schema is read, and no rows are published")
-        elif is_repeated and previous is not None and context.images is not None and context.images.is_comparing:
+        elif is_repeated and previous is not None and self._is_compared:
             notifier.snapshot(number, "RESUMED", now_us, resumes_snapshot_id=str(previous.snapshot_id))
         else:
             if is_repeated and previous is not None:
@@ -53,8 +57,22 @@ class SnapshotNews:
             self._begun += [space_id for space_id in names if space_id not in counts]
             self._end_spaces(counts, names, now_us)
 
-    def complete(self, row_count: int, names: Iterable[str], now_us: int) -> None:
-        """Tell that the snapshot is complete."""
+    def complete(
+        self, row_count: int, counts: Sequence[SpaceCount], now_us: int, *, since_seq: int, filtered: Container[object]
+    ) -> None:
+        """Tell that the snapshot, whose first event came after `since_seq`, is complete.
+
+        The batch gets which of the spaces in `counts` were published with all their rows: without those whose rows were
+        `filtered`, and those that were compared, which leaves out rows that consumers have.
+        """
+        names, whole = [count.space for count in counts], {count.space_id for count in counts}
+        spaces, builder = self._context.spaces, self._context.builder
+        builder.covered += [
+            Covered(builder.names.unchecked(form.name, form.routing), form.name, since_seq)
+            for form in spaces.published_forms()
+            if form.space_id in whole and form.space_id not in filtered
+            if not self._is_silent and not (self._is_compared and form.space_id in spaces.image_changes)
+        ]
         if self.is_on:
             self._notifier.snapshot(self._number, "COMPLETED", now_us, names, total_rows_scanned=str(row_count))
 

@@ -69,6 +69,13 @@ class Resume(Order):
 
 
 @dataclass(frozen=True, slots=True)
+class Acknowledge(Order):
+    """Say no more that these topics were deleted: no consumer needs what they have lost. Only over HTTP."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Log(Order):
     """Write a message to the log; `{}` in it stands for the position."""
 

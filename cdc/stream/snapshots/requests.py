@@ -21,9 +21,10 @@ from cdc.events.notifications import NoteType
 from cdc.positions.position import Position
 from cdc.positions.requests import Request, SignalPlace
 from cdc.schema.forms import SpaceForm
+from cdc.stream.batches.covered import Covered
 from cdc.stream.batches.event_context import EventContext
 from cdc.stream.snapshots.backfill import OTHER_RULES, end, has_other_rules, names_of, new_filter, published_space
-from cdc.stream.snapshots.orders import Condition, Execute, Log, Order, Pause, Received, Refused, Resume, Stop
+from cdc.stream.snapshots.orders import Acknowledge, Condition, Execute, Log, Order, Pause, Received, Refused, Resume, Stop
 
 REQUESTS_MAX: Final = 16
 """Maximum number of open requests: all of them are a part of every checkpoint."""
@@ -81,6 +82,10 @@ class RequestDesk:
                 return self._pause(position, now_us, "PAUSED")
             case Resume():
                 return self._pause(position, now_us, "RESUMED")
+            case Acknowledge():
+                self._context.builder.covered += [Covered(topic) for topic in order.topics]
+                # Another object: the batch that has the acknowledgement ends there.
+                return replace(position), Outcome("lost topics were acknowledged", {"id": order.id, "topics": order.topics})
             case Log():
                 message = order.message.replace("{}", str(position.vclock), 1)
                 return position, Outcome("a signal says", {"id": order.id, "message": message})

@@ -350,7 +350,7 @@ class Snapshot:
         )
         self._builder.control(topics.SNAPSHOT, *snapshot_record("COMPLETED", self.position, now_us, counts))
         self.tell()
-        self._news.complete(row_count, [count.space for count in counts], now_us)
+        self._news.complete(row_count, counts, now_us, since_seq=self._begin_seq, filtered=self._choice.filters)
         return self.position
 
     def _rows(self, rows: Iterable[tuple[Header, Body, bytes]]) -> Iterator[None]:

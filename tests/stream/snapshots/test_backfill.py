@@ -18,8 +18,9 @@ from cdc.positions.position import Position, SnapshotState
 from cdc.positions.requests import NO_REQUESTS, Request, Requests, SignalPlace
 from cdc.positions.vclock import VClock
 from cdc.protocol.extensions import OpaqueExtension
+from cdc.stream.batches.covered import Covered
 from cdc.stream.snapshots import backfill
-from cdc.stream.snapshots.orders import Execute, Log, Order, Pause, Received, Refused, Resume, Stop
+from cdc.stream.snapshots.orders import Acknowledge, Condition, Execute, Log, Order, Pause, Received, Refused, Resume, Stop
 from cdc.stream.snapshots.requests import Outcome
 from cdc.upstream import start
 from cdc.upstream.start import Known
@@ -622,3 +623,39 @@ def test_row_that_can_not_be_shown_ends_the_request_and_not_the_daemon() -> None
     assert (events[1:], ended.value["status"]) == ([], "ABORTED")
     shop.master.insert("users", 6)
     assert shop.event().op == "c"
+
+
+def test_what_makes_up_for_a_topic_that_was_deleted() -> None:
+    """All rows of a space, since the seq before the first; not those that a filter chooses, nor a snapshot's differences."""
+    shop = Asking()
+    pipeline, before = shop.replica.pipeline, shop.replica.pipeline.position.seq
+    shop.ask()
+    batches = [pipeline.backfill(NOW_US)[0] for _ in range(3)]
+    assert [list(batch.covered) for batch in batches] == [[], [], [Covered("shop.users", "users", before)]]
+    filtered = Execute("some", ("users",), (Condition(None, "row.id > 3"),), exact=True)
+    assert shop.give(filtered).refusal is None
+    while pipeline.position.requests.open:
+        assert not pipeline.backfill(NOW_US)[0].covered
+
+
+def test_an_operator_acknowledges_what_is_lost() -> None:
+    shop = Asking()
+    batch, outcome = shop.replica.pipeline.take_order(Received(Acknowledge("a", ("shop.users", "shop.orders"))), NOW_US)
+    assert outcome.refusal is None
+    assert batch is not None
+    assert list(batch.covered) == [Covered("shop.users"), Covered("shop.orders")]
+    assert not batch.messages
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_whether_a_snapshot_makes_up_for_one(*, images: bool) -> None:
+    """The first publishes all rows; one that compares with the images only what differs."""
+    shop = Shop(images=images)
+    assert shop.replica.topics.covered == [Covered("shop.users", "users", 0)]
+    seq = shop.replica.pipeline.position.seq
+    if images:
+        shop.replica.flush()
+    shop.replica.crash()
+    shop.replica.forced_snapshot = "for the test"
+    shop.replica.connect()
+    assert shop.replica.topics.covered[1:] == ([] if images else [Covered("shop.users", "users", seq)])
