@@ -327,6 +327,7 @@ REPLACED: Final = {
     "cdc.kafka.ends": ("time",),
     "cdc.kafka.exchange": ("WakePipe", "threading", "time"),
     "cdc.kafka.hanging": ("time",),
+    "cdc.kafka.losses": ("time",),
     "cdc.kafka.lost_topics": ("time",),
     "cdc.kafka.publisher": ("threading", "time"),
     "cdc.kafka.publisher_loop": ("time",),

@@ -117,7 +117,7 @@ def test_a_snapshot_is_seen_whole_or_not_at_all(spark: SparkSession, tmp_path: P
         records = topics.send(*messages)
         topics.took(records)
         sink.write(records, batch, "query")
-        return read_current(spark, f"{tmp_path}/users", "order of events").count()
+        return read_current(spark, f"{tmp_path}/users", "watermark").count()
 
     assert take(0, schema(0), snapshot("STARTED", 0), *(put("r", {"id": number}, number) for number in (1, 2, 3))) == 0
     assert read_current(spark, f"{tmp_path}/users").count() == 3
