@@ -20,7 +20,7 @@ from confluent_kafka import KafkaException
 
 from cdc.config import Config
 from cdc.daemon.http_settings import access_of
-from cdc.errors import CdcError, ConfigurationError, StateError
+from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, StateError
 from cdc.kafka import checkpoint_topic, fleet_claim
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.errors import FORBIDDEN, reading_error
@@ -366,7 +366,8 @@ class StateDirectoryLock:
 def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_stopping: Stopping) -> None:
     """Raise NameTakenError if another daemon of this name is running.
 
-    Listens for signs of life, unless the checkpoint or the `former` processes of the state directory give the answer.
+    Listens for signs of life, unless the checkpoint or the `former` processes of the state directory give the answer. Raises
+    ConnectionLostError if one has run meanwhile: then the checkpoint that was `stored` says no longer what a start needs.
     """
     if ownership.is_known_gone(stored, config.name, former):
         return
@@ -379,6 +380,11 @@ def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_
             f"a daemon {config.name!r} is running{_where(found)}, and only one daemon of a name can run",
             f"Stop that one first{how_to_end_it(config)}, or give this one another name and kafka.topic_prefix.",
         )
+    if is_stopping():
+        return
+    newest = read(config)
+    if (newest.writer, newest.position) != (stored.writer, stored.position):
+        raise ConnectionLostError("another daemon of this name has run and ended meanwhile; reading the checkpoint again")
 
 
 class Former:

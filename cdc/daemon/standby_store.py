@@ -133,6 +133,8 @@ class StandbyStore:
             self._status.upstream = connection.address
             ballot = vote(connection)
             resume.check_replicaset(self._tail.checkpoint.position, replicaset_uuid(connection))
+            # After a failure to write, the rest comes first: the log is asked for from the store's position on.
+            self._writer.flush(is_forced=True)
             course = standby_course.course(self._tail.checkpoint.position, self._writer.position, ballot.gc_vclock)
             with translate_lmdb_errors(self._config.state.path / "images"):
                 if course is Course.FOLLOW:

@@ -56,7 +56,7 @@ from cdc.errors import (
 from cdc.kafka import checkpoint_topic, rights
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.errors import FencedError, ForbiddenError, ProducerLostError
-from cdc.kafka.publisher import Publisher, check_publisher
+from cdc.kafka.publisher import Publisher, check_publisher, report_unended
 from cdc.kafka.sign_of_life import SignOfLife
 from cdc.ops.request_queue import RequestQueue
 from cdc.ops.stall_watch import StallWatch
@@ -98,6 +98,8 @@ class Daemon:
         self._directory_lock: StateDirectoryLock | None = None
         # Whether this process has waited for the end of the one that had the name.
         self._has_stood_by = False
+        # Whether it has tried to get the name. If two do so at the same time, the other one may have it now.
+        self._has_tried = False
         # Whether the store belongs to the checkpoint's writer, or --rebuild-state allows any store.
         self._is_store_ours = True
         self._life: SignOfLife | None = None
@@ -163,7 +165,7 @@ class Daemon:
                 try:
                     if self._publisher is None:
                         self.status.state = "waiting for kafka"
-                        if not self._writers:
+                        if not self._writers and self._has_turn(until_caught_up=until_caught_up):
                             self._be_admitted()
                         if self._is_stopping.is_set():
                             break
@@ -228,9 +230,21 @@ class Daemon:
         self.status.state = "standby"
         if self._config.state.images == "full" and self._writer is None:
             self._writer = open_store(self._config)
-        self._directory_lock = StateDirectoryLock(self._config)
+        self._directory_lock = self._directory_lock or StateDirectoryLock(self._config)
         standby = Standby(self._config, self.status, self._is_stopping, self._writer)
         self._has_stood_by = standby.await_turn(self._directory_lock, self._writer_id)
+
+    def _has_turn(self, *, until_caught_up: bool) -> bool:
+        """Return whether to try to get the name; False if a stop is requested. After a lost try, another process's turn may be on.
+
+        That one may have found this one's id in the checkpoint, and takes for its own what is written under it: so it is changed.
+        """
+        if self._has_tried:
+            self._writer_id = str(uuid.uuid4())
+            self._former = admission.Former(self._config, self._start_options, self._writer_id)
+            self._stand_by(until_caught_up=until_caught_up)
+        self._has_tried = True
+        return not self._is_stopping.is_set()
 
     def _be_admitted(self) -> None:
         """Check, before claiming the name, that the claim harms no other daemon and causes no unintended republishing."""
@@ -508,17 +522,7 @@ class Daemon:
             self._log.info("stopped", seq=committed.seq if committed is not None else 0, checkpoint=str(vclock))
         else:
             self._log.warning("stopped before everything was committed in Kafka; the next start resumes from the checkpoint")
-        if self._publisher.open_seconds is not None:
-            self._log.warning(
-                "a Kafka transaction could not be ended: read_committed consumers wait at it until the next start, "
-                "or until Kafka's transaction time-out ends it",
-                timeout_seconds=self._publisher.open_seconds,
-            )
-        elif self._publisher.unreadable is not None:
-            self._log.warning(
-                "Kafka may not show the last commit to readers of committed messages before the next start",
-                reason=self._publisher.unreadable,
-            )
+        report_unended(self._publisher, self._config.name)
 
 
 def _discard(publisher: Publisher) -> None:

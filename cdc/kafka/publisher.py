@@ -18,6 +18,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
+import structlog
+
 from cdc.config import KafkaSection
 from cdc.errors import ConfigurationError, ConnectionLostError, PublishError, TransactionTimeoutError
 from cdc.events import topics
@@ -316,6 +318,22 @@ def check_publisher(publisher: Publisher) -> None:
     handover = publisher._exchange.handover
     if handover.state is State.FAILED and handover.error is not None:
         raise handover.error
+
+
+def report_unended(publisher: Publisher, name: str) -> None:
+    """Warn if a publisher that has stopped leaves a transaction open, or a commit that readers may not see yet."""
+    log = structlog.get_logger().bind(name=name)
+    if publisher.open_seconds is not None:
+        log.warning(
+            "a Kafka transaction could not be ended: read_committed consumers wait at it until the next start, "
+            "or until Kafka's transaction time-out ends it",
+            timeout_seconds=publisher.open_seconds,
+        )
+    elif publisher.unreadable is not None:
+        log.warning(
+            "Kafka may not show the last commit to readers of committed messages before the next start",
+            reason=publisher.unreadable,
+        )
 
 
 @contextmanager

@@ -342,3 +342,17 @@ def test_a_stop_while_the_former_daemon_is_awaited_leaves_that_to_the_next(
     assert former.is_to_be_awaited(found, None)
     former.await_end(lambda: True)
     assert former.is_awaited
+
+
+def test_a_checkpoint_written_while_it_was_listened_is_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two first starts at once: the other one has published, and ended, and its store is elsewhere."""
+    before, after = Checkpoint(writer="other"), Checkpoint(Position(seq=3), writer="other")
+    monkeypatch.setattr(admission, "listen", lambda *_, **__: None)
+    for newest in (before, Checkpoint(writer="third"), after):
+        monkeypatch.setattr(admission, "read", lambda _, newest=newest: newest)
+        if newest is before:
+            admission.check_alone(config(tmp_path), before, (), lambda: False)
+            continue
+        with pytest.raises(ConnectionLostError, match="reading the checkpoint again"):
+            admission.check_alone(config(tmp_path), before, (), lambda: False)
+        admission.check_alone(config(tmp_path), before, (), lambda: True)

@@ -12,7 +12,7 @@ from uuid import UUID
 import pytest
 
 from cdc.config import parse
-from cdc.daemon import admission
+from cdc.daemon import admission, standby_store
 from cdc.daemon.standby_store import StandbyStore
 from cdc.ops.status import Status
 from cdc.positions.position import Position, SnapshotState
@@ -32,8 +32,8 @@ def in_kafka(monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
     return newest
 
 
-def is_startable(path: Path, store: Position, *, mode: str = "initial", published: bool = True) -> bool:
-    """Whether a standby that follows a member and has this store may claim the name, if it has read the checkpoint K."""
+def standby(path: Path, writer: object, tail: object, mode: str = "initial") -> StandbyStore:
+    """A standby that has this store, and has read the checkpoint so far."""
     values: dict[str, Any] = {
         "name": "shop",
         "standby": True,
@@ -43,17 +43,20 @@ def is_startable(path: Path, store: Position, *, mode: str = "initial", publishe
         "state": {"path": str(path)},
         "http": {"listen": ""},
     }
+    stopping = threading.Event()
+    return StandbyStore(parse(values, "test"), Status("shop"), cast(Any, writer), cast(Any, tail), stopping.wait, stopping.is_set)
+
+
+def is_startable(path: Path, store: Position, *, mode: str = "initial", published: bool = True) -> bool:
+    """Whether a standby that follows a member and has this store may claim the name, if it has read the checkpoint K."""
     primary = [512, 0, "primary", "tree", {"unique": True}, [[0, "unsigned"]]]
     space = StoredSpace(512, [512, 1, "things", "memtx", 0, {}, []], {0: primary}, 3 if published else 0)
     tail = SimpleNamespace(checkpoint=Checkpoint(K, {512: space}), is_read=True)
     writer = SimpleNamespace(position=store, checkpoint=lambda: Checkpoint(store, {512: space}))
-    stopping = threading.Event()
-    standby = StandbyStore(
-        parse(values, "test"), Status("shop"), cast(Any, writer), cast(Any, tail), stopping.wait, stopping.is_set
-    )
-    standby._is_following = True
-    assert standby.is_ready
-    return standby.is_startable
+    one = standby(path, writer, tail, mode)
+    one._is_following = True
+    assert one.is_ready
+    return one.is_startable
 
 
 def test_the_rest_of_the_rows_can_be_read_after_the_start(tmp_path: Path) -> None:
@@ -70,3 +73,25 @@ def test_a_snapshot_needs_the_rows_at_the_checkpoint(tmp_path: Path, options: di
     """A start with an older store would be refused, as it is another daemon's: again and again."""
     assert not is_startable(tmp_path, S, **options)
     assert is_startable(tmp_path, replace(S, vclock=K.vclock), **options)
+
+
+def test_what_could_not_be_written_comes_before_the_log_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk was full, and has room again: rows that are written then would otherwise be applied a second time."""
+    writer: Any = SimpleNamespace(position=S, checkpoint=lambda: Checkpoint(writer.position), begun=[])
+
+    def flush(**_: bool) -> None:
+        writer.position = K
+
+    def follow(_: StandbyStore, connection: object) -> None:  # noqa: ARG001 - as it is called
+        writer.begun.append(writer.position)
+
+    writer.flush = flush
+    connection = SimpleNamespace(address="m:3301", close=lambda: None)
+    ballot = SimpleNamespace(gc_vclock=VClock())
+    monkeypatch.setattr(standby_store, "greet", lambda *_, **__: connection)
+    monkeypatch.setattr(standby_store, "vote", lambda _: ballot)
+    monkeypatch.setattr(standby_store, "replicaset_uuid", lambda _: UUID(int=1))
+    monkeypatch.setattr(StandbyStore, "_follow", follow)
+    tail = SimpleNamespace(checkpoint=Checkpoint(K), is_read=True)
+    standby(tmp_path, writer, tail).follow()
+    assert writer.begun == [K]

@@ -241,6 +241,19 @@ def test_a_store_that_is_missing_may_be_that_of_a_daemon_at_work(tmp_path: Path,
     assert not (tmp_path / "elsewhere").exists()
 
 
+def test_after_a_claim_that_was_lost_at_once_another_process_begins(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever has the name now may take the id of the first claim for its own, as it was in the checkpoint it found."""
+    daemon, turns = scene.daemon, list[str]()
+    monkeypatch.setattr(daemon, "_stand_by", lambda *, until_caught_up: turns.append(f"{daemon._writer_id} {until_caught_up}"))
+    first = daemon._writer_id
+    assert daemon._has_turn(until_caught_up=False)
+    assert (daemon._writer_id, turns) == (first, [])
+    assert daemon._has_turn(until_caught_up=False)
+    assert daemon._writer_id != first
+    assert daemon._former._writer == daemon._writer_id
+    assert turns == [f"{daemon._writer_id} False"]
+
+
 def test_with_take_over_the_address_is_listened_at_once_the_other_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
