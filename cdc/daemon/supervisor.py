@@ -235,7 +235,7 @@ class Daemon:
         self._has_stood_by = standby.await_turn(self._directory_lock, self._writer_id)
 
     def _has_turn(self, *, until_caught_up: bool) -> bool:
-        """Return whether to try to get the name; False if a stop is requested. After a lost try, another process's turn may be on.
+        """Return whether to try to get the name; False if a stop is requested. After a lost try it may be another's.
 
         That one may have found this one's id in the checkpoint, and takes for its own what is written under it: so it is changed.
         """

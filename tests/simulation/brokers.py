@@ -126,6 +126,8 @@ class Brokers:
         self.changed = Waiters(scheduler)
         """Who waits for an answer."""
         self.down_until = 0.0
+        self.cut_off: set[Process] = set()
+        """Processes whose machines don't reach the brokers."""
         self.queue_count_max = 100_000
         """How many messages a producer holds (queue.buffering.max.messages)."""
         self.version = 0
@@ -134,10 +136,19 @@ class Brokers:
         self.on_decide: Callable[[str], None] = lambda _: None
         self._id_count = 0
 
-    @property
-    def is_up(self) -> bool:
-        """Whether anybody answers."""
-        return self.scheduler.now >= self.down_until
+    def answer(self, process: Process | None) -> bool:
+        """Whether anybody answers this process."""
+        return self.scheduler.now >= self.down_until and process not in self.cut_off
+
+    def cut_off_for(self, process: Process, seconds: float) -> None:
+        """A process reaches nobody for so long."""
+        self.cut_off.add(process)
+
+        def reach() -> None:
+            self.cut_off.discard(process)
+            self.changed.wake()
+
+        self.scheduler.after(seconds, reach)
 
     def fail_for(self, seconds: float) -> None:
         """Nobody answers for so long."""
@@ -148,7 +159,8 @@ class Brokers:
         """Wait for a round trip, or for the brokers to be back. Return whether there is an answer in time."""
         scheduler = self.scheduler
         scheduler.check_alive()
-        if not self.changed.wait_for(lambda: self.is_up, seconds):
+        process = scheduler.current.process if scheduler.current is not None else None
+        if not self.changed.wait_for(lambda: self.answer(process), seconds):
             return False
         scheduler.block(0.0003 + scheduler.random.random() * 0.001)
         return True

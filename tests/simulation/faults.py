@@ -44,6 +44,7 @@ KINDS: Final = (
     "frozen and replaced",
     "disk full",
     "kafka away",
+    "cut off from kafka",
     "answers lost",
     "messages refused",
     "messages slow",
@@ -73,6 +74,8 @@ _LASTS: Final = {"frozen and replaced": 12.0}
 """How long a fault lasts at least: the other daemon must have got the name before the frozen one wakes up."""
 _DISCONNECT_SECONDS: Final = 4.0
 """replication_disconnect_timeout."""
+_STANDBY_SHARE: Final = 0.3
+"""How often a kill meets the standby, where there is one."""
 _RARE: Final = 5
 """How often an edge has to be walked before it is no longer rare."""
 
@@ -129,6 +132,7 @@ class Strikes:
             "frozen and replaced": self._replace_frozen,
             "disk full": self._disk_full,
             "kafka away": lambda fault: world.brokers.fail_for(fault.seconds),
+            "cut off from kafka": self._cut_off,
             "answers lost": lambda fault: self._share(fault, "lost_answer", 0.3),
             "messages refused": lambda fault: self._share(fault, "refusal", 0.05),
             "messages slow": lambda fault: self._share(fault, "slow_seconds", 0.4),
@@ -167,8 +171,12 @@ class Strikes:
     # The process, its machine and its disk.
 
     def _kill(self, fault: Fault) -> None:
-        self._world.kill()
-        self._later(fault.seconds, self._world.restart)
+        world = self._world
+        if world.pair is not None and world.scheduler.random.random() < _STANDBY_SHARE:
+            world.kill_one(world.pair.standby)
+        else:
+            world.kill()
+        self._later(fault.seconds, world.restart)
 
     def _stop(self, fault: Fault) -> None:
         daemon = self._world.life.daemon
@@ -179,10 +187,10 @@ class Strikes:
     def _power_off(self, fault: Fault) -> None:
         world = self._world
         world.kill()
-        world.boot += 1
+        world.boots[world.life.state_number] += 1
         world.judge.may_forget = True
         rng = world.scheduler.random
-        store = world.directory / "state" / "images" / "data.mdb"
+        store = world.directory / f"state{world.life.state_number}" / "images" / "data.mdb"
         if store.exists() and rng.random() < 0.5:
             # Pages that were never written: the store must not be trusted.
             data = bytearray(store.read_bytes())
@@ -196,7 +204,7 @@ class Strikes:
     def _disk_full(self, fault: Fault) -> None:
         world = self._world
         world.is_disk_full = True
-        world.life.may_end_with += (StateError,)
+        world.may_end(StateError)
 
         def empty() -> None:
             world.is_disk_full = False
@@ -207,6 +215,8 @@ class Strikes:
     def _freeze_process(self, fault: Fault) -> None:
         """SIGSTOP, and SIGCONT later. The members close connections over which nothing comes."""
         world, life = self._world, self._world.life
+        if world.pair is not None and not world.judge.is_exact:
+            return  # what it has in hand isn't refused when it wakes up, as docs/guarantees.md says
         if life.is_over:
             return
         world.scheduler.freeze(life.process)
@@ -227,6 +237,9 @@ class Strikes:
         With at_least_once delivery Kafka doesn't refuse what the first one has in hand, as docs/guarantees.md says.
         """
         world = self._world
+        if world.pair is not None:
+            self._freeze_process(fault)
+            return
         first = world.life
         is_alone = not any(life.process.is_frozen for life in world.lives)
         if not world.judge.is_exact or not is_alone or first.daemon is None or first.daemon.status.state != "streaming":
@@ -241,6 +254,11 @@ class Strikes:
         faults = self._world.brokers.faults
         setattr(faults, name, share)
         self._later(fault.seconds, lambda: setattr(faults, name, 0.0))
+
+    def _cut_off(self, fault: Fault) -> None:
+        """The machine doesn't reach Kafka. (With at_least_once another daemon takes it for gone, and it may come back.)"""
+        if self._world.judge.is_exact:
+            self._world.brokers.cut_off_for(self._world.life.process, fault.seconds)
 
     def _lose_checkpoints(self, fault: Fault) -> None:
         """The only replica of the checkpoint's partition was on a machine that stopped: its newest records are gone."""
@@ -262,7 +280,7 @@ class Strikes:
         """Another machine starts a daemon of this name, which must not begin unless it is told to end the first."""
         world = self._world
         first = world.life
-        if first.is_over or first.daemon is None or first.daemon.status.state != "streaming":
+        if world.pair is not None or first.is_over or first.daemon is None or first.daemon.status.state != "streaming":
             return
         if takes_over:
             first.may_end_with += (FencedError, CdcError)
@@ -346,6 +364,8 @@ class Strikes:
         return members[world.scheduler.random.choice(sorted(members))]
 
     def _drop_logs(self, _: Fault) -> None:
+        if self._world.pair is not None:
+            self._world.pair.logs_dropped()
         for member in self._world.network.members.values():
             if not self._world.judge.is_rewritten:
                 member.master.collect_garbage()
@@ -358,7 +378,7 @@ class Strikes:
         world = self._world
         master, settings = world.master, world.settings["source"]
         is_alone = len(world.network.members) == 1 and world.workload.origins == [1]
-        is_alone &= not world.has_foreigner
+        is_alone &= not world.has_foreigner and world.pair is None
         has_logs = master.gc_vclock == world.first_gc_vclock and settings["mode"] == "anonymous"
         if not is_alone or not has_logs or "on_divergence" not in settings:
             return
@@ -379,7 +399,7 @@ class Strikes:
         member.stop()
         own, member.master, member.is_foreign, member.is_up = member.master, foreign, True, True
         if len(world.network.members) == 1:
-            world.life.may_end_with += (ForeignServerError,)
+            world.may_end(ForeignServerError)
 
         def move_back() -> None:
             member.stop()
@@ -421,8 +441,10 @@ class Strikes:
     def _configure(self, fault: Fault) -> None:
         """Another flush interval, size of a transaction in memory, and pause between commits, from the next start on."""
         world, rng = self._world, self._world.scheduler.random
-        # The way back from registered needs `tarantool-cdc unregister`.
-        mode = rng.choice(["anonymous", "registered"]) if world.settings["source"]["mode"] == "anonymous" else "registered"
+        # The way back from registered needs `tarantool-cdc unregister`. Of two machines one goes on with the former settings.
+        mode = world.settings["source"]["mode"]
+        if mode == "anonymous" and world.pair is None:
+            mode = rng.choice(["anonymous", "registered"])
         world.settings = {
             **world.settings,
             "source": {**world.settings["source"], "mode": mode, "transaction_bytes_max": rng.choice([1024, 64 << 20])},

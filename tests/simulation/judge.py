@@ -86,6 +86,7 @@ class Judge:
         self._durable: dict[int, int] = {}
         self._repeats = LastSeqs()
         self._unknown = UnknownSpaces()
+        # Of all that was shown, or decided and not shown yet.
         self._highest_seq = 0
         # The spaces of which the checkpoint topic has the forms: those that a daemon knows when it starts.
         self._stored: set[int] = set()
@@ -172,25 +173,31 @@ class Judge:
 
     def _note_position(self, position: Position) -> None:
         snapshot, former = position.snapshot, self.decided.snapshot
-        if snapshot and former and snapshot.base_id != former.base_id and not self.is_exact:
-            # What was shown after the last checkpoint, of spaces whose forms weren't committed, is unknown to the next snapshot.
-            self._unknown.checkpoint_lost(self.decided, self._stored, self._highest_seq)
+        if snapshot and former and snapshot.base_id != former.base_id:
+            if not self.is_exact:
+                # What was shown after the last checkpoint, of spaces whose forms weren't committed, is unknown to this snapshot.
+                self._unknown.checkpoint_lost(self.decided, self._stored)
+            self._unknown.snapshot_begun(self._highest_seq)
         is_later = position.seq >= self.decided.seq
         if snapshot is not None and (not snapshot.is_complete or snapshot.base_id != self._base_id or not is_later):
             self.base, self._base_id = dict(position.vclock), snapshot.base_id
         assert is_later or self.may_forget, f"the checkpoint's seq goes back: {position.seq} after {self.decided.seq}"
         self.decided = position
+        self._highest_seq = max(self._highest_seq, position.seq)
         self.knows_replica_set |= position.replicaset_uuid is not None
         if snapshot is not None and snapshot.is_complete:
             self._unknown.snapshot_taken(snapshot.base_id, self.base)
         for origin, lsn in position.vclock.items():
             self._durable[origin] = max(lsn, self._durable.get(origin, 0))
 
-    def acknowledged(self, ack: Ack, stored: VClock | None) -> None:
-        """A member has received an ACK of a daemon whose store is there; None if it has no store."""
+    def acknowledged(self, ack: Ack, stored: VClock | None, *, is_standby: bool = False) -> None:
+        """A member has received an ACK of a daemon whose store is there; None if it has no store.
+
+        What a standby needs of the log depends on its store alone.
+        """
         durable = self._durable
         for origin, lsn in ack.vclock.items():
-            assert lsn <= durable.get(origin, 0), f"an ACK of {origin}:{lsn}, and Kafka has {durable}"
+            assert is_standby or lsn <= durable.get(origin, 0), f"an ACK of {origin}:{lsn}, and Kafka has {durable}"
         if stored is not None:
             for origin, lsn in ack.vclock.items():
                 assert lsn <= stored.get(origin, 0), f"an ACK of {origin}:{lsn}, and the store has {stored}"
@@ -206,7 +213,7 @@ class Judge:
         writer = json.loads(left[-1])["writer"] if left else ""
         self._writers = self._writers[: self._writers.index(writer) + 1] if writer in self._writers else [""]
         self.decided, self.may_jump = Position.from_json(json.loads(left[-1])) if left else Position(), True
-        self._unknown.checkpoint_lost(self.decided, self._stored, self._highest_seq)
+        self._unknown.checkpoint_lost(self.decided, self._stored)
 
     def claimed(self, process: Process, writer: str, *, takes_over: bool) -> None:
         """A process claims the name: for the first time only if nobody has it, or its operator wants it to."""

@@ -34,6 +34,12 @@ class _Client:
     def __init__(self, brokers: Brokers) -> None:
         self._brokers = brokers
         self._scheduler = brokers.scheduler
+        self._process = self._scheduler.current.process if self._scheduler.current is not None else None
+
+    @property
+    def _is_answered_now(self) -> bool:
+        """Whether a broker answers this client."""
+        return self._brokers.answer(self._process)
 
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         """Metadata."""
@@ -72,7 +78,6 @@ class Producer(_Client):
         # Partitions that have taken a batch of this producer, and the refused first batches of others.
         self._begun: set[tuple[str, int]] = set()
         self._refused: dict[tuple[str, int], list[_Queued]] = {}
-        self._process = self._scheduler.current.process if self._scheduler.current is not None else None
         self._reports: deque[tuple[Callable[..., None], KafkaError | None, Any]] = deque()
         self._is_open = False
         self._error: KafkaError | None = None
@@ -143,7 +148,7 @@ class Producer(_Client):
         name, epoch, commit = self._name, self._epoch, bool(self._ending)
 
         def arrive() -> None:
-            if not brokers.is_up:
+            if not self._is_answered_now:
                 scheduler.after(0.1 + rng.random() * 0.4, arrive)
                 return
             if brokers.transactions[name].epoch == epoch:
@@ -171,7 +176,7 @@ class Producer(_Client):
 
     def _check(self) -> None:
         self._scheduler.check_alive()
-        if self._name is not None and self._brokers.is_up and self._is_fenced:
+        if self._name is not None and self._is_answered_now and self._is_fenced:
             raise KafkaException(_FENCED)
 
     # Messages.
@@ -216,12 +221,12 @@ class Producer(_Client):
         if not self._queue:
             return
         is_busy = self._name is not None and not self._is_fenced and brokers.is_busy(self._name)
-        if not brokers.is_up or is_busy:
-            if not brokers.is_up and self._message_seconds is not None:
+        if not self._is_answered_now or is_busy:
+            if not self._is_answered_now and self._message_seconds is not None:
                 self._fail_all(KafkaError(KafkaError._MSG_TIMED_OUT))
                 return
             self._is_sending = True
-            scheduler.after(0.002 + scheduler.random.random() * (0.002 if brokers.is_up else 0.2), self._send)
+            scheduler.after(0.002 + scheduler.random.random() * (0.002 if self._is_answered_now else 0.2), self._send)
             return
         count = scheduler.random.randint(1, 2 * len(self._queue))
         while self._queue and count:
@@ -382,15 +387,27 @@ class Consumer(_Client):
                 offset = 0
             self._places[place.topic, number] = offset
 
+    def incremental_assign(self, places: list[TopicPartition]) -> None:
+        """Read these: nothing else is read yet."""
+        assert not self._places
+        self.assign(places)
+
+    def consume(self, count: int, timeout: float) -> list[_Message]:
+        """The next messages that are there, and the end of a partition."""
+        assert not timeout
+        found: list[_Message] = []
+        while len(found) < count and (message := self.poll(0)) is not None:
+            found.append(message)
+        return found
+
     def poll(self, timeout: float = -1) -> _Message | None:
         """The next message, or the end of a partition."""
         self._scheduler.check_alive()
-        brokers = self._brokers
         deadline = self._scheduler.now + timeout if timeout >= 0 else None
         if not timeout:
-            return self._next() if brokers.is_up else None
+            return self._next() if self._is_answered_now else None
         while True:
-            found = self._next() if brokers.is_up else None
+            found = self._next() if self._is_answered_now else None
             left = None if deadline is None else deadline - self._scheduler.now
             if found is not None or (left is not None and left <= 0):
                 return found

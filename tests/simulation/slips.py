@@ -13,6 +13,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from cdc.daemon import admission
+from cdc.daemon.standby_store import StandbyStore
 from cdc.events.envelope import SpaceCount
 from cdc.images.overlay import Images
 from cdc.kafka import readability
@@ -23,15 +24,17 @@ from cdc.kafka.sender import Sender
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.schema.tracker import SchemaTracker
+from cdc.sources.connection import Connection
 from cdc.store.writer import StateWriter
 from cdc.stream.catch_up import CatchUp
-from cdc.stream.commits import checkpoint
+from cdc.stream.commits import checkpoint, standby
 from cdc.stream.fragments import EventFragments
 from cdc.stream.ledger import Ledger
 from cdc.stream.snapshots import snapshot
 from cdc.stream.transactions import limbo
 from cdc.stream.transactions.transaction_buffer import TransactionQueue
 from tests.simulation.faults import Fault
+from tests.simulation.standbys import Pair
 from tests.simulation.world import World, run_seed
 
 
@@ -50,6 +53,8 @@ class Slip:
     is_exact: bool | None = None
     """Whether it concerns exactly_once delivery, or the other one, alone."""
     is_imageless: bool = False
+    is_pair: bool = False
+    """Whether it concerns two machines, with a standby on one of them."""
 
 
 def _early_ack() -> Any:
@@ -217,9 +222,37 @@ def _early_tombstone() -> Iterator[None]:
         yield
 
 
-def _hasty_standby() -> Any:
+def _deaf_second() -> Any:
     """A second daemon of the name doesn't listen for the first."""
     return patch.object(admission, "check_alone", lambda *_: None)
+
+
+@contextmanager
+def _hasty_standby() -> Iterator[None]:
+    """A standby takes a daemon for gone of which it has heard nothing for less than a second."""
+    with patch.object(standby, "SILENT_SECONDS", 0.6), patch.object(standby, "SILENCE_SECONDS", 0.6):
+        yield
+
+
+def _unheard_outage() -> Any:
+    """A silence that Kafka keeps counts as one of the daemon's."""
+    return patch.object(standby.Vigil, "record_outage", lambda *_: None)
+
+
+def _storeless_standby() -> Any:
+    """A standby claims the name whatever its store holds."""
+    return patch.object(StandbyStore, "is_startable", property(lambda _: True))
+
+
+def _early_standby_ack() -> Any:
+    """A standby's ACK says what Kafka has, not what its store has."""
+
+    def slip(self: StandbyStore, connection: Connection) -> None:
+        position = self._tail.checkpoint.position
+        assert position is not None
+        connection.send_bytes(connection.session.acknowledgement(position.vclock))
+
+    return patch.object(StandbyStore, "_acknowledge", slip)
 
 
 def _crowded_first() -> Any:
@@ -252,6 +285,7 @@ def _unswept_rows() -> Any:
     return patch.object(snapshot, "SpaceCount", lambda name, space_id, rows, _: SpaceCount(name, space_id, rows, 0))
 
 
+_OUTAGES: Final = tuple(Fault(at, "kafka away", 4.0) for at in range(4, 60, 8))
 _SLOW_TAKE_OVER: Final = Fault(0.6, "messages slow", 20.0), Fault(0.8, "take-over", 1.0)
 
 SLIPS: Final = (
@@ -266,7 +300,11 @@ SLIPS: Final = (
     Slip("a fencing ignored", _ignored_fencing, 60, kinds=("take-over",)),
     Slip("a spool not truncated", _uncut_spool, 80, is_python=True),
     Slip("a tombstone before its delete", _early_tombstone, 5),
-    Slip("a standby that starts too soon", _hasty_standby, 60, kinds=("second daemon",)),
+    Slip("a second daemon that doesn't listen", _deaf_second, 60, kinds=("second daemon",)),
+    Slip("a standby that starts too soon", _hasty_standby, 10, is_pair=True),
+    Slip("an outage taken for silence", _unheard_outage, 10, is_pair=True, faults=_OUTAGES),
+    Slip("a standby without a store", _storeless_standby, 20, is_pair=True, is_exact=True, kinds=("kill", "stop")),
+    Slip("a standby's ACK too early", _early_standby_ack, 10, is_pair=True),
     Slip("rows that aren't swept", _unswept_rows, 60, kinds=("logs dropped",), is_exact=True, is_imageless=True),
     Slip("first messages that aren't alone", _crowded_first, 5),
     Slip("a batch that nobody has", _awaited_for_good, 150, kinds=("network cut", "member away", "messages slow")),
@@ -284,6 +322,7 @@ def seeds_until_found(slip: Slip) -> tuple[int, str] | None:
             world.deliver(is_exact=slip.is_exact)
         if slip.is_imageless:
             world.keep_images("none")
+        world.pair = Pair(world) if slip.is_pair else None
 
     for seed in range(1, slip.seed_count + 1):
         planned: dict[str, Any] = {"faults": list(slip.faults), "rounds": 60} if slip.faults else {}

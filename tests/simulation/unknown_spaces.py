@@ -27,7 +27,7 @@ class UnknownSpaces:
         self._left: Mapping[int, int] | None = None
         self._left_id = self._until_seq = 0
         self._stored: frozenset[int] = frozenset()
-        # Spaces whose rows consumers keep, each with the last seq that was given before the loss.
+        # Spaces whose rows consumers keep, each with the last seq that was given before the snapshot.
         self._kept: list[tuple[int, int]] = []
 
     def take(self, row: LogRow) -> None:
@@ -39,12 +39,15 @@ class UnknownSpaces:
         elif row.kind == Type.DELETE and row.body[Key.KEY][1] == 0:
             self._lives[row.body[Key.KEY][0]][-1].append(row.lsn)
 
-    def checkpoint_lost(self, left: Position, stored: Collection[int], newest_seq: int) -> None:
-        """A daemon will begin at the checkpoint `left`, and knows the spaces `stored`. `newest_seq` was given last."""
+    def checkpoint_lost(self, left: Position, stored: Collection[int]) -> None:
+        """A daemon will begin at the checkpoint `left`, and knows the spaces `stored`."""
         self._stored = frozenset(stored) if self._left is None else self._stored & frozenset(stored)
         former = self._left if self._left is not None else left.vclock
         self._left = {origin: min(lsn, former.get(origin, 0)) for origin, lsn in left.vclock.items()}
         self._left_id = left.snapshot.base_id if left.snapshot is not None else 0
+
+    def snapshot_begun(self, newest_seq: int) -> None:
+        """A snapshot begins, and `newest_seq` was given last before it."""
         self._until_seq = newest_seq
 
     def snapshot_taken(self, number: int, base: Mapping[int, int]) -> None:

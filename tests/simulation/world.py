@@ -36,8 +36,11 @@ from tests.simulation.library import EPOCH_SECONDS, Library, installed
 from tests.simulation.members import Writer, catch_up, lagging
 from tests.simulation.network import Link, Member, Network
 from tests.simulation.scheduler import Process, Scheduler
+from tests.simulation.standbys import RESTART_SECONDS, Pair
 
 PORT: Final = 3301
+_PAIR_SHARE: Final = 0.2
+"""Share of the seeds in which there are two machines, with a standby on one of them."""
 PATIENCE_SECONDS: Final = 180.0
 """Simulated time within which everything must have arrived once faults have stopped."""
 
@@ -59,6 +62,10 @@ class Life:
     takes_over: bool = False
     state_number: int = 1
     """Of its disk."""
+    has_stood_by: bool = False
+    """Whether it has waited as a standby until the other one was gone."""
+    claimed_at: float | None = None
+    """When it last claimed the name."""
 
 
 @dataclasses.dataclass
@@ -118,7 +125,9 @@ class World:
         self.master.remember()
         self._add_replicas(plan)
         self.lives: list[Life] = []
-        self.boot = 0
+        self.boots: Counter[int] = Counter()
+        """By disk: how often its machine has lost its power."""
+        self.pair = Pair(self) if random.Random(f"pair {seed}").random() < _PAIR_SHARE else None
         self.is_disk_full = False
         is_exact = plan.random() < 0.75
         obeys_signals = plan.random() < 0.4
@@ -202,7 +211,12 @@ class World:
             "http": {"listen": ""},
         }
         return parse(
-            {"name": NAME, **{key: {**value, **self.settings.get(key, {})} for key, value in own.items()}}, "the simulation"
+            {
+                "name": NAME,
+                "standby": self.pair is not None,
+                **{key: {**value, **self.settings.get(key, {})} for key, value in own.items()},
+            },
+            "the simulation",
         )
 
     # What the product gets in place of its surroundings.
@@ -223,7 +237,7 @@ class World:
             case "compiled_row_path":
                 return (lambda *_: None) if self.is_python else compiled_rows.compiled_row_path
             case "boot_id":
-                return lambda: f"boot {self.boot}"
+                return self._boot_id
             case "lock":
                 return self._lock
             case "open_environment":
@@ -231,6 +245,11 @@ class World:
             case "write_condition":
                 return self._write_condition
         return getattr(self.library, name)
+
+    def _boot_id(self) -> str:
+        current = self.scheduler.current
+        machine = self._life_of(current.process).state_number if current is not None else 0
+        return f"boot {self.boots[machine]} of {machine}"
 
     def _lock(self, path: Path, holder: str) -> Any:
         held = files.lock(path, holder)
@@ -252,20 +271,20 @@ class World:
 
     # The daemon's life.
 
-    def start(self, *, is_second: bool = False, **options: bool) -> Life:
-        """Start a process of the daemon; a second one has a disk of its own."""
+    def start(self, *, is_second: bool = False, machine: int | None = None, **options: bool) -> Life:
+        """Start a process of the daemon; a second one has a disk of its own, and of two machines each has one."""
         life = Life(Process(f"daemon {len(self.lives) + 1}"), is_second=is_second, takes_over=options.get("take_over", False))
         life.may_end_with = (StateError,) if self.is_disk_full else ()
         if self.has_foreigner and len(self.network.members) == 1:
             life.may_end_with += (ForeignServerError,)
-        life.state_number = self._state_count
+        life.state_number = self._state_count if machine is None else machine
         is_former_there = any(other.process.is_awake for other in self.lives if not other.is_second)
         if (self._is_moving and not self._takes_over) or (self.judge.may_jump and is_former_there):
             # Where Kafka is away, or this one is killed, the frozen one may be back before it has been silent for long enough.
             # Where Kafka has lost the checkpoint of a take-over, the former one has the name again.
             life.may_end_with += (NameTakenError,)
         self.lives.append(life)
-        config = self._config("second" if is_second else f"state{self._state_count}")
+        config = self._config("second" if is_second else f"state{life.state_number}")
 
         def main() -> None:
             try:
@@ -278,6 +297,8 @@ class World:
                 self.scheduler.note(f"ends: {error}".replace(str(self.directory), "DISK"))
             finally:
                 life.is_over = life.process.is_over = True
+                if self.pair is not None:
+                    self.scheduler.after(RESTART_SECONDS, self.restart)
 
         self.scheduler.spawn(life.process, "main", main)
         return life
@@ -289,8 +310,8 @@ class World:
 
     @property
     def life(self) -> Life:
-        """The newest process, without those that begin although one is there."""
-        return next(life for life in reversed(self.lives) if not life.is_second)
+        """The newest process, without those that begin although one is there; of two machines that of the one with the name."""
+        return self.pair.life if self.pair is not None else next(life for life in reversed(self.lives) if not life.is_second)
 
     def move_state(self, *, takes_over: bool = True) -> None:
         """The next process has another disk."""
@@ -306,7 +327,9 @@ class World:
 
     def restart(self) -> None:
         """Start the daemon again, if it has ended and nothing keeps it from that."""
-        if self.life.is_over and not self.is_disk_full:
+        if self.pair is not None:
+            self.pair.restart()
+        elif self.life.is_over and not self.is_disk_full:
             # The operator gives these until the daemon has filled the new disk's store.
             self.start(take_over=self._is_moving and self._takes_over, rebuild_state=self._is_moving)
 
@@ -327,9 +350,17 @@ class World:
         self.brokers.version += 1
         self.judge.lost_checkpoints(partition)
 
+    def may_end(self, error: type[CdcError]) -> None:
+        """Every process may end with this error now."""
+        for life in self.lives:
+            life.may_end_with += (error,)
+
     def kill(self) -> None:
         """End it at once."""
-        life = self.life
+        self.kill_one(self.life)
+
+    def kill_one(self, life: Life) -> None:
+        """End this process at once."""
         if life.is_over or not life.process.is_alive:
             return
         self.scheduler.note("kill -9")
@@ -345,12 +376,15 @@ class World:
         life = self._life_of(link.socket.process)
         writer = life.daemon._writer if life.daemon is not None else None
         stored = writer.checkpoint().position if writer is not None else None
-        self.judge.acknowledged(ack, stored.vclock if stored is not None else None)
+        is_standby = life.daemon is not None and life.daemon.status.state == "standby"
+        self.judge.acknowledged(ack, stored.vclock if stored is not None else None, is_standby=is_standby)
 
     def _claimed(self, process: Process) -> None:
         life = self._life_of(process)
         assert life.daemon is not None
-        self.judge.claimed(process, life.daemon._writer_id, takes_over=life.takes_over)
+        if self.pair is not None:
+            self.pair.claimed(life)
+        self.judge.claimed(process, life.daemon._writer_id, takes_over=life.takes_over or self.pair is not None)
 
     # What happens.
 
@@ -384,7 +418,7 @@ class World:
             ] += 1
             self._followed = followed
         self._is_moving &= daemon is None or daemon.status.state != "streaming"
-        for life in self.lives[-2:]:
+        for life in self.lives[-4:]:
             if life.is_over and life.error is not None and not isinstance(life.error, life.may_end_with):
                 self._obey(life, life.error)
 
@@ -429,7 +463,10 @@ class World:
 
     def _live(self) -> None:
         scheduler = self.scheduler
-        self.start()
+        if self.pair is not None:
+            self.pair.start()
+        else:
+            self.start()
         scheduler.after(0.0, self._work)
         for fault in self.faults:
             scheduler.after(fault.at, lambda fault=fault: self._strikes.strike(fault))  # type: ignore[misc]
@@ -451,11 +488,18 @@ class World:
         assert shown.checkpoint == self.judge.decided.vclock, (
             f"the checkpoint is {self.judge.decided.vclock}, not {shown.checkpoint}"
         )
-        daemon.stop()
-        assert scheduler.run(lambda: self.life.is_over, 60, check=self._check), "the daemon doesn't stop"
+        if self.pair is not None:
+            self._stop(self.pair.standby)
+        self._stop(self.life)
+
+    def _stop(self, life: Life) -> None:
+        """Stop a process, and look into its store."""
+        assert life.daemon is not None
+        life.daemon.stop()
+        assert self.scheduler.run(lambda: life.is_over, 60, check=self._check), "the daemon doesn't stop"
         if not self.judge.has_images:
             return
-        with closing(StateStore(self.directory / f"state{self._state_count}" / "images")) as store:
+        with closing(StateStore(self.directory / f"state{life.state_number}" / "images")) as store:
             numbers = numbers_in(store.records)
             self.judge.check_store(lambda space_id: [row for _, row in store.scan(numbers.get(space_id, space_id))])
 
@@ -465,10 +509,10 @@ class World:
         daemon = self.life.daemon
         if daemon is None or daemon.status.state != "streaming" or daemon.status.error is not None:
             return False
-        relays = [link.relay for member in self.network.members.values() for link in member.links]
-        acks = [relay.acks[-1].vclock for relay in relays if relay.acks]
+        links = [link for member in self.network.members.values() for link in member.links]
+        acks = [link.relay.acks[-1].vclock for link in links if link.relay.acks and link.socket.process is self.life.process]
         is_known = any(all(ack.get(origin, 0) >= lsn for origin, lsn in self.master.vclock.items()) for ack in acks)
-        return is_known and self.judge.has_everything()
+        return is_known and self.judge.has_everything() and (self.pair is None or self.pair.is_ready())
 
     def _why(self) -> str:
         daemon = self.life.daemon
@@ -476,12 +520,21 @@ class World:
         error = daemon.status.error if daemon is not None else None
         return f"the master has {self.master.vclock}, Kafka {self.judge.decided.vclock}; the daemon says {status}, {error}"
 
+    def _hear(self, life: Life, line: str) -> None:
+        """What a daemon of two says of itself."""
+        assert self.pair is not None
+        life.has_stood_by |= line.startswith("taking over: the daemon")
+        if line.startswith("taking a snapshot"):
+            self.pair.took_snapshot(life, line)
+
     @contextmanager
     def _logged(self) -> Iterator[None]:
         def line(_: object, method: str, event: MutableMapping[str, Any]) -> str:
             text = " ".join([str(event.pop("event")), *(f"{key}={value}" for key, value in event.items())])
             if text.startswith("published changes were lost") and not self.judge.is_rewritten:
                 self.scheduler.failure = AssertionError(f"the member has lost nothing: {text}")
+            if self.pair is not None and self.scheduler.current is not None:
+                self._hear(self._life_of(self.scheduler.current.process), text)
             self.scheduler.note(f"{method}: {text}".replace(str(self.directory), "DISK"))
             raise structlog.DropEvent
 
