@@ -125,6 +125,7 @@ def _relayed(tarantool: TarantoolServer, end: VClock) -> Iterator[tuple[dict[int
         connection.close()
 
 
+@pytest.mark.one_of_these("replay")
 def test_killed_and_gone_on(scene_factory: SceneFactory, kafka: KafkaServer, master: TarantoolServer) -> None:
     """With vinyl spaces, whose rows no .snap has: so everything comes from the logs, from the first one on."""
     scene = scene_factory(kafka, master)
@@ -148,6 +149,7 @@ def test_killed_and_gone_on(scene_factory: SceneFactory, kafka: KafkaServer, mas
     assert len(scene.check().events) == len(stream.events), "a replay of what was replayed has nothing to say"
 
 
+@pytest.mark.one_of_these("replay")
 def test_replay_and_run_take_turns(scene_factory: SceneFactory, kafka: KafkaServer, master: TarantoolServer) -> None:
     scene = scene_factory(kafka, master)
     directory = work_dir(scene.tarantool)
@@ -194,6 +196,7 @@ def _rows_of(directory: Path, key: int) -> Iterator[dict[int, Any]]:
                     yield body
 
 
+@pytest.mark.one_of_these("replay")
 def test_follows_a_server_that_writes(scene_factory: SceneFactory, kafka: KafkaServer, master: TarantoolServer) -> None:
     scene = scene_factory(kafka, master)
     directory = work_dir(scene.tarantool)

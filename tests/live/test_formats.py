@@ -209,6 +209,7 @@ def test_what_consumers_read_is_the_master_in_every_format(scene: Scene, fake: F
             assert follower.check(scene, connect_payload if follower.value == "json_schema" else FakesReader(fake)) > 150
 
 
+@pytest.mark.one_of_these("rows that wait for the registry")
 def test_rows_wait_only_for_new_schemas(scene: Scene, fake: FakeRegistry) -> None:
     """A registry that answers slowly, that is away, and that comes back without its data."""
     in_avro(scene, fake.url)
@@ -252,6 +253,7 @@ def test_rows_wait_only_for_new_schemas(scene: Scene, fake: FakeRegistry) -> Non
     assert all(int.from_bytes(number, "big") >= 900 for number in newer)
 
 
+@pytest.mark.one_of_these("rows that wait for the registry")
 def test_rows_wait_while_the_registry_refuses(scene: Scene, fake: FakeRegistry) -> None:
     in_avro(scene, fake.url)
     scene.tarantool.eval(SPACE)

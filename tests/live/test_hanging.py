@@ -13,6 +13,7 @@ from cdc.kafka.clients import KafkaClients
 from tests.live.scene import Scene
 
 
+@pytest.mark.one_of_these("transactions of others")
 def test_another_producers_transaction_in_the_checkpoint_topic(scene: Scene) -> None:
     scene.workload.create(100)
     scene.daemon.start("--until-caught-up")
@@ -65,6 +66,7 @@ def test_the_newest_event_that_can_be_read(scene: Scene) -> None:
     )
 
 
+@pytest.mark.one_of_these("transactions of others")
 @pytest.mark.parametrize("mode", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.soak)])
 def test_topics_of_others_under_the_same_prefix(scene: Scene, mode: str) -> None:
     """Their messages may be anything, and a transaction may be open in them: it is nobody's business here."""

@@ -94,6 +94,7 @@ def test_user_that_may_not(users: Scene, user: str, words: tuple[str, ...]) -> N
     assert all(word.lower() in said.lower() for word in words), said
 
 
+@pytest.mark.one_of_these("what operators meet")
 def test_password_from_a_file_and_from_the_environment(users: Scene, tmp_path: Path) -> None:
     """And that user is enough for all of the daemon's work."""
     file = tmp_path / "password"
@@ -141,6 +142,7 @@ def test_port_of_a_server_that_greets_as_something_else(scene: Scene, talker: in
     assert "source.uris" in said
 
 
+@pytest.mark.one_of_these("what operators meet")
 def test_nobody_answers_as_a_master(scene: Scene) -> None:
     """Not to be told from one that restarts, or whose name is not known yet: the daemon waits, and says so."""
     port = free_port()
@@ -159,6 +161,7 @@ def test_nobody_answers_as_a_master(scene: Scene) -> None:
     assert silent.terminate(20) == 0
 
 
+@pytest.mark.one_of_these("what operators meet")
 def test_nobody_answers_as_kafka(scene: Scene) -> None:
     address = f"127.0.0.1:{free_port()}"
     scene.daemon.settings["kafka"]["bootstrap_servers"] = address
@@ -172,6 +175,7 @@ def test_topics_that_may_not_be_created(scene: Scene) -> None:
     assert "kafka.create_topics" in said
 
 
+@pytest.mark.one_of_these("what operators meet")
 def test_http_port_that_is_taken(scene: Scene) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -241,6 +245,7 @@ def deny(kafka: KafkaServer, kind: Any, name: str, operation: Any) -> None:
         outcome.result(60)
 
 
+@pytest.mark.one_of_these("what operators meet")
 @pytest.mark.parametrize(
     ("topic", "delivery"),
     [
@@ -281,6 +286,7 @@ def test_forbidden_transactional_id(scene_factory: SceneFactory, strict_kafka: K
     assert scene.prefix in said
 
 
+@pytest.mark.one_of_these("what operators meet")
 def test_topics_that_nobody_may_create(scene_factory: SceneFactory, strict_kafka: KafkaServer) -> None:
     scene = scene_factory(strict_kafka)
     deny(strict_kafka, ResourceType.TOPIC, f"{scene.prefix}.checkpoint", AclOperation.CREATE)

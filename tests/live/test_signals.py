@@ -100,6 +100,7 @@ def rows_by_request(stream: Stream) -> dict[str, list[tuple[str, str | None]]]:
     return found
 
 
+@pytest.mark.one_of_these("signals")
 @pytest.mark.parametrize("delivery", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.soak)])
 def test_signals_while_the_daemon_is_killed(scene: Scene, seed: int, delivery: str) -> None:
     chance, is_exact = random.Random(seed), delivery == "exactly_once"
@@ -173,6 +174,7 @@ def test_stopped_and_paused(scene: Scene) -> None:
     assert Counter(space for space, _ in rows_by_request(stream)["a"])["one"] == ROWS
 
 
+@pytest.mark.one_of_these("signals")
 def test_a_topic_that_is_made_anew(scene: Scene) -> None:
     scene.tarantool.eval(FILL, 10)
     sender = obeying(scene)

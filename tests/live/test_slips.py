@@ -65,6 +65,7 @@ def test_second_daemon_of_the_name_in_another_folder(scene: Scene) -> None:
     assert scene.daemon.terminate() == 0
 
 
+@pytest.mark.one_of_these("slips")
 def test_second_daemon_of_the_name_with_the_same_file(scene: Scene) -> None:
     scene.tarantool.eval(THINGS)
     scene.daemon.start()
@@ -129,6 +130,7 @@ def test_second_name_with_the_prefix(scene: Scene, delivery: str) -> None:
     assert f"belongs to the daemon '{scene.prefix}-b'" in complaint(scene.daemon)
 
 
+@pytest.mark.one_of_these("slips")
 def test_started_from_another_folder(scene: Scene, tmp_path: Path) -> None:
     """The same file, whose state.path is relative, from wherever: the same store."""
     scene.tarantool.eval(THINGS)
@@ -144,6 +146,7 @@ def test_started_from_another_folder(scene: Scene, tmp_path: Path) -> None:
     assert [event.op for event in scene.check().events] == ["r"] * 50 + ["c"]
 
 
+@pytest.mark.one_of_these("slips")
 def test_state_path_that_is_wrong(scene: Scene, tmp_path: Path) -> None:
     """Nothing is published again, and nothing made at the wrong place."""
     scene.tarantool.eval(THINGS)
@@ -160,6 +163,7 @@ def test_state_path_that_is_wrong(scene: Scene, tmp_path: Path) -> None:
     assert [event.op for event in scene.check().events] == ["r"] * 50
 
 
+@pytest.mark.one_of_these("slips")
 def test_check_of_what_run_would_regret(scene: Scene) -> None:
     """Beside a daemon at work, with patterns that fit nothing, and with two spaces whose names make one topic."""
     scene.tarantool.eval(THINGS)
@@ -276,6 +280,7 @@ def test_checkpoint_that_is_deleted_under_a_daemon(scene: Scene) -> None:
     assert ops(scene).count("r") == 101
 
 
+@pytest.mark.one_of_these("slips")
 def test_check_tells_what_run_does(scene: Scene) -> None:
     """A space that is published from now on, and topics that nobody makes."""
     scene.tarantool.eval(THINGS)

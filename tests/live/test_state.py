@@ -196,6 +196,7 @@ def store_of(daemon: DaemonProcess) -> StateStore:
     return StateStore(Path(daemon.settings["state"]["path"]) / "images")
 
 
+@pytest.mark.one_of_these("verify")
 def test_verify_after_a_workload(scene: Scene) -> None:
     """And once more while the master goes on without the daemon, DDL included, and when it has."""
     scene.workload.create()
@@ -230,6 +231,7 @@ def test_verify_after_a_workload(scene: Scene) -> None:
     scene.check()
 
 
+@pytest.mark.one_of_these("verify")
 def test_verify_finds_exactly_what_differs(scene: Scene) -> None:
     scene.tarantool.eval(THINGS, 2000)
     scene.tarantool.eval("box.schema.space.create('others'):create_index('primary') box.space.others:insert{1}")
@@ -306,6 +308,7 @@ def test_rows_without_their_key(scene: Scene, images: str) -> None:
     scene.check()
 
 
+@pytest.mark.one_of_these("verify")
 def test_verify_that_can_not_be_done(scene: Scene) -> None:
     scene.tarantool.eval(THINGS, 3)
     scene.daemon.start()

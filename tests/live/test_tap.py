@@ -36,6 +36,7 @@ def elsewhere(scene: Scene) -> Iterator[TapProcess]:
         yield process
 
 
+@pytest.mark.one_of_these("TAP")
 def test_filled_and_followed(scene: Scene, tap: TapProcess, elsewhere: TapProcess) -> None:
     tap.process.is_forked = False  # one that has to import all that it uses by itself; the daemon's commands are typed elsewhere
     scene.workload.create(2_000)
@@ -77,6 +78,7 @@ def test_filled_and_followed(scene: Scene, tap: TapProcess, elsewhere: TapProces
     scene.check()
 
 
+@pytest.mark.one_of_these("TAP")
 @pytest.mark.parametrize(
     ("rounds", "keeps_rows"),
     [
@@ -133,6 +135,7 @@ def test_clients_that_come_and_go_while_everything_is_killed(
     assert clients["keys"].keys_told >= clients["all"].keys_told & expected.keys()
 
 
+@pytest.mark.one_of_these("TAP")
 def test_from_a_store_of_its_own(scene: Scene, tap: TapProcess) -> None:
     """On a machine without the daemon's store: filled from the topics, through kills and expired topics."""
     tap.keep_rows()
@@ -179,6 +182,7 @@ def test_from_a_store_of_its_own(scene: Scene, tap: TapProcess) -> None:
     wait_for("a dump of all rows", lambda: _of_spaces(decoded(tap.dumped().contents), incomplete) == expected)
 
 
+@pytest.mark.one_of_these("TAP")
 def test_a_topic_that_is_made_again_by_hand(scene: Scene, tap: TapProcess) -> None:
     """The server's own store has what the topic had until it was away; what came then and is lost is said, and healed."""
     tap.keep_rows()

@@ -115,6 +115,7 @@ def test_fail_over(several: Scene, cluster: Cluster) -> None:
     several.check()
 
 
+@pytest.mark.one_of_these("choice of a member")
 def test_preference(several: Scene, cluster: Cluster) -> None:
     cluster.hand_over(0)
     several.daemon.settings["source"]["prefer"] = "replica"
@@ -134,6 +135,7 @@ def test_preference(several: Scene, cluster: Cluster) -> None:
     assert len([line for line in checked(several.daemon, mode="registered") if "may replicate and register" in line]) == 2
 
 
+@pytest.mark.one_of_these("choice of a member")
 def test_wrong_password_of_one_member(several: Scene, cluster: Cluster) -> None:
     good = cluster.uris[1]
     several.daemon.settings["source"]["uris"] = [f"cdc:not-it@{at(cluster, 0)}", good]
@@ -150,6 +152,7 @@ def test_wrong_password_of_one_member(several: Scene, cluster: Cluster) -> None:
     assert "not-it" not in last
 
 
+@pytest.mark.one_of_these("choice of a member")
 def test_nobody_has_what_was_published(several: Scene, cluster: Cluster) -> None:
     """The other member has not got the last row when its leader is killed: that is waited for, in sight, and no divergence."""
     daemon = several.daemon
@@ -179,6 +182,7 @@ def test_nobody_has_what_was_published(several: Scene, cluster: Cluster) -> None
         assert f"published {vclock[1]}" in text
 
 
+@pytest.mark.one_of_these("choice of a member")
 def test_origin_that_is_left_out(several: Scene, cluster: Cluster) -> None:
     """Its rows don't come, it is nothing to wait for, and the logs that have them are not missed when they are gone."""
     daemon = several.daemon

@@ -170,6 +170,7 @@ def test_changes_from_now_on(master: TarantoolServer, watching: Watching) -> Non
     assert relay_count(master) == 0
 
 
+@pytest.mark.one_of_these("watch")
 def test_the_rows_first(master: TarantoolServer, watching: Watching) -> None:
     watch = watching("users", "--snapshot", "lines")
     assert [short(value) for value in watch.values(3)] == [
@@ -192,6 +193,7 @@ def test_without_images(master: TarantoolServer, watching: Watching) -> None:
     assert watch.end() == 0
 
 
+@pytest.mark.one_of_these("watch")
 def test_an_export(watching: Watching, tmp_path: Path) -> None:
     """It ends by itself, and a file is appended to."""
     path = tmp_path / "users.jsonl"
@@ -224,6 +226,7 @@ def test_a_terminal(master: TarantoolServer, watching: Watching) -> None:
     assert re.match(r"watching a.b, a_b, lines, schema, users at \S+ \(Tarantool 2\.\S+\): changes from now on", watch.errors)
 
 
+@pytest.mark.one_of_these("watch")
 def test_the_server_goes_away_and_comes_back(master: TarantoolServer, watching: Watching) -> None:
     watch = watching("users")
     master.eval("box.space.users:insert{4, 'user 4', 4}")
@@ -237,6 +240,7 @@ def test_the_server_goes_away_and_comes_back(master: TarantoolServer, watching: 
     assert watch.end() == 0
 
 
+@pytest.mark.one_of_these("watch")
 def test_logs_that_are_gone_are_made_up_for(master: TarantoolServer, watching: Watching) -> None:
     """What has changed meanwhile is shown, each row once."""
     watch = watching("users")
@@ -285,6 +289,7 @@ def test_refusals(watching: Watching, arguments: list[str], words: str) -> None:
     assert words in watch.errors
 
 
+@pytest.mark.one_of_these("watch")
 def test_rights_and_addresses(master: TarantoolServer) -> None:
     for uri, words in (
         (f"127.0.0.1:{master.port}", "Read access to universe '' is denied for user 'guest'"),
@@ -298,6 +303,7 @@ def test_rights_and_addresses(master: TarantoolServer) -> None:
         assert "source.uris" not in found.stderr
 
 
+@pytest.mark.one_of_these("watch")
 def test_values_are_kafkas(scene: Scene, watching: Watching, master: TarantoolServer) -> None:
     """But for what differs from daemon to daemon: its name, its numbers, and its own times."""
     scene.daemon.settings["spaces"] = {"include": ["users", "lines"]}
