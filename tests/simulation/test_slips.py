@@ -6,7 +6,6 @@ import pytest
 
 from tests.simulation.slips import SLIPS, Slip, seeds_until_found
 
-
 GROUPS = 5
 """A run tries this many of the bugs: they show that the world sees what it is to see, and say nothing of the product."""
 
