@@ -35,8 +35,8 @@ again, and ends the hanging messages with a filler transaction.
 
 The daemon commits or aborts the filler transaction by these rules:
 - If the checkpoint itself hangs, the partitions that got their markers decide. If one of them has an event newer than the
-  checkpoint, the transaction was committed. If none has, no consumer has seen any of the transaction, and it may be aborted,
-  unless the daemon's process or store knows that it was committed.
+  checkpoint, or the record of a transaction after it, the transaction was committed. If none has, no consumer has seen any of it,
+  and it may be aborted, unless the daemon's process or store knows that it was committed.
 - If the checkpoint doesn't hang, it decides itself: hanging events that are newer than the checkpoint were aborted.
 
 Topics with the daemon's prefix may belong to others: the topics of a daemon `shop.eu` begin with `shop.` too, and anybody may
@@ -48,6 +48,7 @@ it contains a hanging event of this daemon.
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
@@ -59,6 +60,7 @@ from cdc.errors import ConnectionLostError
 from cdc.formats.reading import source_of
 from cdc.kafka.errors import reading_error
 from cdc.positions.numbers import Numbers
+from cdc.positions.vclock import VClock
 from cdc.stream.commits import unseen
 
 FILLER_KEY: Final = b'{"name":""}'
@@ -144,6 +146,25 @@ def newest_seq_since(admin: AdminClient, consumer: Consumer, whose: Whose, ends:
     found = _offsets(admin, ends, IsolationLevel.READ_COMMITTED, OffsetSpec.for_timestamp(ts_ms))
     starts = {place: offset for place, offset in found.items() if 0 <= offset < ends[place]}
     return max((seq for _, seq in _events(consumer, whose, starts)), default=0)
+
+
+def shows_transaction_after(consumer: Consumer, ends: Mapping[Place, int], vclock: VClock) -> bool:
+    """Return whether one of the last records of transactions before these ends is of one that `vclock` doesn't cover.
+
+    For the topic of these records; otherwise as `newest_seq`.
+    """
+    starts = {place: max(0, end - _TAIL_OFFSETS) for place, end in ends.items() if end}
+    values = [message.value() for _, message in _messages(consumer, starts, set(starts))]
+    return any(value is not None and _is_after(value, vclock) for value in values)
+
+
+def _is_after(value: bytes, vclock: VClock) -> bool:
+    """Return whether a record is about a transaction that this position doesn't cover; False if it is somebody else's."""
+    try:
+        origin, lsn = map(int, json.loads(value)["id"].split(":"))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return False
+    return lsn > vclock[origin]
 
 
 def newest_numbers(consumer: Consumer, whose: Whose, ends: Mapping[Place, int]) -> Numbers:

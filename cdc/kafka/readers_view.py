@@ -69,7 +69,16 @@ class ReadersView:
             return open_, newest_open <= seq
         if known is not None and known.seq > seq and newest_open <= known.seq:
             return open_, True
-        return open_, self._newest_seq(closed, checkpoint) > seq
+        return open_, self._newest_seq(closed, checkpoint) > seq or self._shows_transaction_after(closed, checkpoint)
+
+    def _shows_transaction_after(self, ends: Mapping[Place, int], checkpoint: Checkpoint) -> bool:
+        """Return whether consumers can read that a transaction after the checkpoint was published, though its events hang."""
+        shard, topic = self._config.shard, self._topics.control(topics.TRANSACTION)
+        places = {place: end for place, end in ends.items() if place[0] == topic}
+        if not places or checkpoint.position is None or (shard is not None and shard.shares_topics):
+            return False  # of several shards, the records of one would stand for another's
+        consumer = self._clients.consumer("read_committed")
+        return hanging.shows_transaction_after(consumer, places, checkpoint.position.vclock)
 
     def _newest_seq(self, ends: Mapping[Place, int], checkpoint: Checkpoint) -> int:
         """Return the highest `seq` of this daemon's that consumers can read in partitions with these ends.

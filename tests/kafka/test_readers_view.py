@@ -8,6 +8,7 @@ import pytest
 
 from cdc.config import KafkaSection
 from cdc.errors import PublishError
+from cdc.events.envelope import transaction_records
 from cdc.kafka import readers_view
 from cdc.kafka.errors import ForbiddenError
 from cdc.kafka.readers_view import ReadersView
@@ -53,3 +54,18 @@ def test_a_checkpoint_that_may_not_be_seen_any_more_is_not_deleted(cluster: Clus
     cluster.hidden.add(TOPIC)
     with pytest.raises(ForbiddenError, match=f"{TOPIC} can't be read"):
         view.checkpoint()
+
+
+def test_the_record_of_a_transaction_tells_that_what_hangs_was_committed(cluster: Cluster, view: ReadersView) -> None:
+    """Where all its events hang, and the checkpoint: consumers wait for these events, so an abort would lose them."""
+    cluster.records.append((TOPIC, None, *position_record("x", batch(8).position, WRITER, 1)))
+    cluster.hanging[TOPIC] = 1
+    cluster.partitions["shop.transaction"] = 1
+    position = view.checkpoint().position
+    assert position is not None
+    ((origin, lsn),) = position.vclock.items()
+    for number, is_committed in ((lsn, False), (lsn + 1, True)):
+        cluster.records += [("shop.transaction", None, *each) for each in transaction_records(f"{origin}:{number}", [], 1.0)]
+        assert view.what_hangs(None) == ({(TOPIC, 0): 1}, is_committed)
+    cluster.records[-2:] = [("shop.transaction", None, b"{}", b'{"id":"another program\'s"}')]
+    assert view.what_hangs(None) == ({(TOPIC, 0): 1}, False)
