@@ -4,8 +4,9 @@
                   many idle connections there are
     time          a connection is closed `request_seconds` after it was accepted, even if the client still sends. Once the answer
                   exists, the client has as long again to read it. A handler whose answer has to wait calls `extend_deadline`
-    pace          at most `PER_SECOND_MAX` connections are accepted per second, after a burst of as many; the others wait in the
-                  system's queue, so a flood takes a bounded part of the process' CPU time
+    CPU time      all requests together get `CPU_SHARE` of a processor, after a burst of `CPU_BURST_SECONDS`. While there is none
+                  left, connections wait in the system's queue: a flood slows answers down, and not what the process is for
+    threads       a connection gets one when the whole head of its request has arrived (cdc.ops.waiting_room); with TLS, at once
     TLS           the handshake is done by the connection's thread, within the connection's time
     Host          an IP address, `localhost` or an allowed name. A web page can make its own host name resolve to this machine
                   (DNS rebinding); the browser's requests then carry that name, and are answered with 421
@@ -35,17 +36,22 @@ import structlog
 from cdc.errors import ConfigurationError
 from cdc.ops.allowance import Allowance
 from cdc.ops.file_state import state_of
+from cdc.ops.waiting_room import TOO_LONG, Head, WaitingRoom, look
 
 CONNECTIONS_MAX: Final = 32
 REQUEST_SECONDS: Final = 10.0
-PER_SECOND_MAX: Final = 100
+CPU_SHARE: Final = 0.03
+CPU_BURST_SECONDS: Final = 1.0
+_CPU_SLICE_SECONDS: Final = 0.001
+"""CPU time that is saved before connections are accepted again: several at once cost less than each for itself."""
+_PAUSE_SECONDS_MAX: Final = 0.5
 ANSWER_BUFFER_BYTES: Final = 256 * 1024
 _OUT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 _HOST_SHOWN: Final = 100
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """HTTP server with one thread per connection."""
+    """HTTP server with one thread per request."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -62,7 +68,9 @@ class BoundedServer(ThreadingHTTPServer):
     ) -> None:
         """Listen at an IPv4 or IPv6 address. Raises OSError if the address isn't available."""
         self._tls = tls
-        self._allowance = Allowance(PER_SECOND_MAX)
+        self._allowance = Allowance(CPU_SHARE, CPU_BURST_SECONDS)
+        self._spent = threading.local()
+        self._is_stopping = threading.Event()
         self.allowed_hosts = frozenset(host.lower() for host in (*allowed_hosts, address[0]))
         self._connections_max = connections_max
         self._request_seconds = request_seconds
@@ -71,6 +79,7 @@ class BoundedServer(ThreadingHTTPServer):
         self._open: dict[socket.socket, float] = {}
         self._thread_count = 0
         self._handed_over: set[socket.socket] = set()
+        self._room = WaitingRoom(self._admit, self._charge)
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, handler)
@@ -105,6 +114,7 @@ class BoundedServer(ThreadingHTTPServer):
 
     def stop(self) -> None:
         """Stop serving and listening."""
+        self._is_stopping.set()
         # Wakes the serving thread, which otherwise looks twice a second whether it has to end. Some systems refuse it.
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
@@ -123,27 +133,59 @@ class BoundedServer(ThreadingHTTPServer):
             raise
 
     def _keep_pace(self) -> None:
-        """Wait until another connection may be accepted."""
-        left = self._allowance.left(time.monotonic())
-        if left < 1:
-            time.sleep((1 - left) / PER_SECOND_MAX)
-        self._allowance.use(1)
+        """Wait until there is CPU time for another connection. One that was very dear mustn't silence the server for long."""
+        self._charge()
+        with self._lock:
+            left = self._allowance.left(time.monotonic())
+        if left <= 0:
+            self._is_stopping.wait(min((_CPU_SLICE_SECONDS - left) / CPU_SHARE, _PAUSE_SECONDS_MAX))
+
+    def _charge(self) -> None:
+        """Note the CPU time that the calling thread, one of the server's, has taken since the last call."""
+        now = time.thread_time()
+        spent = now - getattr(self._spent, "at", 0.0)
+        self._spent.at = now
+        with self._lock:
+            self._allowance.use(spent)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give the connection a thread, and cut the oldest connection if there are too many."""
+        """Take the connection in, and cut the oldest one if there are too many."""
         with self._lock:
-            if self._thread_count >= 2 * self._connections_max:
-                is_taken = False  # too many threads of cut connections haven't ended yet
-            else:
-                is_taken = True
-                if len(self._open) >= self._connections_max:
-                    self._cut(next(iter(self._open)))
-                self._open[request] = time.monotonic() + self._request_seconds
-                self._thread_count += 1
-        if is_taken:
-            super().process_request(request, client_address)
+            if len(self._open) >= self._connections_max:
+                self._cut(next(iter(self._open)))
+            self._open[request] = time.monotonic() + self._request_seconds
+        # The bytes of a connection with TLS say nothing before its handshake, which only a thread can wait for.
+        head = look(request) if self._tls is None else Head.WHOLE
+        if head is Head.PART:
+            self._room.add(request, client_address)
         else:
-            super().shutdown_request(request)
+            self._admit(request, client_address, head)
+
+    def _admit(self, request: socket.socket, client_address: Any, head: Head) -> None:
+        """Give a connection whose request has arrived a thread; close others."""
+        with self._lock:
+            # A thread of a connection that was cut may not have ended yet.
+            is_admitted = head is Head.WHOLE and self._thread_count < 2 * self._connections_max and request in self._open
+            if is_admitted:
+                self._thread_count += 1
+            else:
+                self._open.pop(request, None)
+        if is_admitted:
+            try:
+                super().process_request(request, client_address)
+            except RuntimeError:  # the system gives no more threads
+                self.handle_error(request, client_address)
+                self.shutdown_request(request)
+            return
+        if head is Head.TOO_LONG:
+            with contextlib.suppress(OSError):
+                request.send(TOO_LONG, socket.MSG_DONTWAIT)
+        request.close()
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer a request; the function of its thread."""
+        super().process_request_thread(request, client_address)
+        self._charge()
 
     def shutdown_request(self, request: Any) -> None:
         """Forget the connection, and close it unless it was handed over."""
@@ -153,7 +195,8 @@ class BoundedServer(ThreadingHTTPServer):
             is_handed_over = request in self._handed_over
             self._handed_over.discard(request)
         if not is_handed_over:
-            super().shutdown_request(request)
+            # That nothing follows is said by closing it, too: the library says it before, which costs a call of the system.
+            request.close()
 
     def hand_over(self, request: socket.socket) -> None:
         """Leave a connection to the caller, after its request was read: it is neither cut nor closed from now on."""
@@ -183,6 +226,7 @@ class BoundedServer(ThreadingHTTPServer):
         with self._lock:
             for request in list(self._open):
                 self._cut(request)
+        self._room.close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the library's signature
         """Log an error in a handler, unless it is an OSError: a client that disconnects isn't worth a log line."""
@@ -190,8 +234,11 @@ class BoundedServer(ThreadingHTTPServer):
             structlog.get_logger().error("a request failed", exc_info=True)
 
     def _cut(self, request: socket.socket) -> None:
-        """Shut a connection down: its thread then reads an end, or fails to write, and closes the connection."""
+        """End a connection. One that has a thread is shut down: the thread reads an end, or fails to write, and closes it."""
         self._open.pop(request, None)
+        if self._room.take(request):
+            request.close()
+            return
         with contextlib.suppress(OSError):
             # Of a TLS connection, too, only the socket: its own method forgets the keys, while another thread may be writing.
             socket.socket.shutdown(request, socket.SHUT_RDWR)

@@ -22,7 +22,7 @@ from typing import Final
 
 import structlog
 
-BUSY_SHARE: Final = 0.01
+BUSY_SHARE: Final = 0.005
 CLIENTS_MAX: Final = 1_000
 _PART_OF_FILES: Final = 4
 """Streams may use one of so many descriptors that the process may have; Kafka's connections and the store need others."""

@@ -14,3 +14,11 @@ def test_a_burst_and_then_so_much_per_second() -> None:
     assert allowance.left(100.0) == -1, "it was taken in advance"
     assert allowance.left(100.5) == 4
     assert allowance.left(200.0) == 10, "what wasn't used isn't kept"
+
+
+def test_another_burst() -> None:
+    allowance = Allowance(2, burst=5)
+    assert allowance.left(1.0) == 5
+    allowance.use(5)
+    assert allowance.left(2.0) == 2
+    assert allowance.left(10.0) == 5

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 import pytest
 import structlog
 
+from cdc.ops import bounded_server
+from cdc.ops.allowance import Allowance
 from cdc.ops.bounded_server import BoundedHandler, BoundedServer, is_allowed
 from tests.live.waiting import wait_for
 
@@ -253,3 +255,24 @@ def test_it_listens_at_an_ipv6_address() -> None:
         pytest.skip("this machine has no IPv6")
     server.server_close()
     assert server.address_family == socket.AF_INET6
+
+
+def test_a_flood_gets_a_bounded_share_of_a_processor(server: BoundedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And answers go on, later ones."""
+    spent = [0.0]
+    monkeypatch.setattr(bounded_server, "CPU_SHARE", 0.005)
+    monkeypatch.setattr(server, "_allowance", Allowance(0.005, burst=0.001))
+    monkeypatch.setattr(bounded_server, "_PAUSE_SECONDS_MAX", 0.2)
+    use = server._allowance.use
+
+    def noting(seconds: float) -> None:
+        spent[0] += seconds
+        use(seconds)
+
+    monkeypatch.setattr(server._allowance, "use", noting)
+    began, answers = time.monotonic(), 0
+    while time.monotonic() - began < 3:
+        answers += get(server, "127.0.0.1").endswith(b"hello")
+    seconds = time.monotonic() - began
+    assert answers > 5
+    assert 0.001 < spent[0] < 0.01 * seconds
