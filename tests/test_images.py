@@ -1,13 +1,16 @@
-"""The Dockerfile is understood by image-check, and the images of docker-compose.yml are of the versions that the tests run."""
+"""The Dockerfile is understood by image-check; docker-compose.yml is right, and its images are of the versions that tests run."""
 
 from __future__ import annotations
 
+import json
 import re
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
 import pytest
 import yaml
+from jsonschema.validators import validator_for
 
 from cdc.local import containers, jars
 from tests import image_check
@@ -47,6 +50,31 @@ def test_compose_runs_the_versions_that_the_tests_run() -> None:
     assert ":".join(image_of("tarantool")) == containers.TARANTOOL_IMAGE
     targets = {name: service["build"]["target"] for name, service in COMPOSE["services"].items() if "build" in service}
     assert targets == {"cdc": "daemon", "spark": "spark"}
+
+
+def compose_mistakes(content: dict[str, Any]) -> list[str]:
+    """What is wrong by the schema of the compose specification, which check-jsonschema brings along."""
+    schema = json.loads((files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json").read_text())
+    return [f"{error.json_path}: {error.message}" for error in validator_for(schema)(schema).iter_errors(content)]
+
+
+def test_compose_is_what_the_specification_says() -> None:
+    assert compose_mistakes(COMPOSE) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "mistake"),
+    [
+        ("depend_on", ["kafka"], "$.services.cdc: "),
+        ("ports", "8085:8085", "$.services.cdc.ports"),
+        ("depends_on", {"kafka": {"condition": "healthy"}}, "$.services.cdc.depends_on"),
+    ],
+)
+def test_what_it_does_not_say_is_found(key: str, value: Any, mistake: str) -> None:
+    services = {**COMPOSE["services"], "cdc": {**COMPOSE["services"]["cdc"], key: value}}
+    found = compose_mistakes({**COMPOSE, "services": services})
+    assert found
+    assert found[0].startswith(mistake), found
 
 
 def test_what_compose_mounts_and_waits_for_is_there() -> None:
