@@ -144,7 +144,8 @@ def of_schemas(
             except RegistryRefusal as refusal:
                 if refusal.reason != "missing":
                     return  # of_registry says so
-                yield Finding("format.registry", refusal.sentence, may_heal=True)
+                sentence = f"{refusal.sentence}. Register exactly this schema: {refusal.schema}"
+                yield Finding("format.registry", sentence, may_heal=True)
     except CdcError:
         return  # likewise
 

@@ -279,6 +279,7 @@ class Status:
                 "subject": self.registry_wait.subject,
                 "reason": self.registry_wait.reason,
                 "message": self.registry_wait.sentence,
+                "schema": self.registry_wait.schema or None,
                 "waiting_seconds": round(self.registry_seconds, 3),
             },
             "buffers": {

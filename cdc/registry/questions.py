@@ -49,12 +49,13 @@ _T = TypeVar("_T")
 
 
 class RegistryRefusal(Exception):  # noqa: N818 - a state in which the daemon waits
-    """A registry that gives no id, with the reason and a sentence."""
+    """A registry that gives no id, with the reason, a sentence, and the schema if somebody has to do something about that."""
 
-    def __init__(self, reason: Reason, sentence: str) -> None:
+    def __init__(self, reason: Reason, sentence: str, schema: str = "") -> None:
         super().__init__(sentence)
         self.reason: Reason = reason
         self.sentence = sentence
+        self.schema = schema
 
 
 class Questions:
@@ -83,7 +84,8 @@ class Questions:
             raise RegistryRefusal(
                 "missing",
                 f"the registry {self._url} doesn't have this schema under the subject {wanted.subject!r}, and "
-                f"format.registry.auto_register is false. Register exactly this schema: {wanted.text}",
+                "format.registry.auto_register is false",
+                wanted.text,
             )
         self._check_compatible(wanted, schema)
         return self._checked(self._ask(wanted, lambda client: client.register_schema(wanted.subject, schema)))
@@ -136,8 +138,8 @@ class Questions:
             f"the registry {self._url} says that the new schema of the subject {wanted.subject!r} isn't compatible with its "
             "latest version. Either change the space's format so that it is (a new or renamed field is nullable, no field gets "
             "another type), or, if all readers can take the new schema, set another compatibility of this subject in the "
-            "registry (NONE, until it is registered). The rows wait, and the daemon asks again by itself. "
-            f"The new schema: {wanted.text}",
+            "registry (NONE, until it is registered). The rows wait, and the daemon asks again by itself",
+            wanted.text,
         )
 
     def _ask(self, wanted: Registration, question: Callable[[Any], _T]) -> _T:

@@ -32,12 +32,16 @@ _CLOSE_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RegistryWait:
-    """Rows that wait for the registry: the subject of their schema, the reason, and since when (time.monotonic)."""
+    """Rows that wait for the registry: the subject of their schema, the reason, and since when (time.monotonic).
+
+    `schema` is there if somebody has to register it, or to make it another one.
+    """
 
     subject: str
     reason: Reason
     sentence: str
     since: float
+    schema: str = ""
 
 
 class SchemaIdsChangedError(ConnectionLostError):
@@ -129,8 +133,9 @@ class SchemaIds:
             found = self._questions.id_of(wanted)
         except RegistryRefusal as refusal:
             if self._waiting is None or self._waiting.sentence != refusal.sentence:
-                self._log.warning("rows wait for the registry", subject=wanted.subject, reason=refusal.sentence)
-            self._waiting = RegistryWait(wanted.subject, refusal.reason, refusal.sentence, self._wanted_since)
+                schema = {"schema": refusal.schema} if refusal.schema else {}
+                self._log.warning("rows wait for the registry", subject=wanted.subject, reason=refusal.sentence, **schema)
+            self._waiting = RegistryWait(wanted.subject, refusal.reason, refusal.sentence, self._wanted_since, refusal.schema)
             return False
         if self._waiting is not None:
             self._log.info("the registry has given the schema an id", subject=wanted.subject, id=found)

@@ -287,7 +287,7 @@ def test_a_schema_that_must_be_there(scene: Scene, fake: FakeRegistry) -> None:
     wanted = {f"{scene.prefix}.users-{kind}" for kind in ("key", "value")}
     while wanted:
         status = waits_for_one_of(scene, wanted)
-        fake.register(status["subject"], status["message"].partition("exactly this schema: ")[2])
+        fake.register(status["subject"], status["schema"])
         wanted.remove(status["subject"])
     scene.catch_up()
     check(scene, FakesReader(fake))

@@ -90,7 +90,8 @@ def test_a_schema_must_be_there_if_it_is_not_to_be_registered(any_registry: HasU
     asked = questions(any_registry, auto_register=False)
     with pytest.raises(RegistryRefusal, match="auto_register is false") as refusal:
         asked.id_of(wanted)
-    assert refusal.value.reason == "missing"
+    assert (refusal.value.reason, refusal.value.schema) == ("missing", wanted.text)
+    assert wanted.text not in refusal.value.sentence, "a schema of kilobytes would fill the status"
     found = questions(any_registry).id_of(wanted)
     assert asked.id_of(wanted) == found
 
