@@ -40,6 +40,8 @@ from cdc.upstream.failover import BackOff
 
 _TURN_SECONDS: Final = 0.1
 _DELAY_MAX_SECONDS: Final = 5.0
+NOT_READY_SECONDS: Final = 10.0
+"""Time for a store that isn't ready when it is this one's turn. Its connection may only be about to be made again."""
 
 
 class Standby:
@@ -116,10 +118,11 @@ class Standby:
         delays = BackOff(0.2, _DELAY_MAX_SECONDS)
         store: StandbyStore | None = None
         has_turn = False
+        unready_since: float | None = None
 
         def is_over() -> bool:
             # Once it is this one's turn, it stays so: a store that ends its connection for that would seem not to be ready.
-            nonlocal has_turn
+            nonlocal has_turn, unready_since
             assert store is not None
             watch.check()
             is_ready = store.is_ready
@@ -127,7 +130,11 @@ class Standby:
             if is_ready and self._told is not None:
                 self._status.error, self._told = None, None
                 delays.reset()
-            if vigil.is_gone and not is_ready and self._told is None:
+            if is_ready or not vigil.is_gone:
+                unready_since = None
+            elif unready_since is None:
+                unready_since = time.monotonic()
+            elif time.monotonic() - unready_since >= NOT_READY_SECONDS and self._told is None:
                 self._tell(_not_ready())
             has_turn = has_turn or (vigil.is_gone and store.is_startable)
             return has_turn or self._is_stopping.is_set()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import structlog
 
 from cdc.config import Config, parse
 from cdc.config.shard import Shard
@@ -14,10 +17,13 @@ from cdc.daemon import admission, standby
 from cdc.daemon.admission import StateDirectoryLock
 from cdc.daemon.standby import Standby
 from cdc.errors import ConfigurationError, ConnectionLostError
+from cdc.kafka.checkpoint_tail import CheckpointTail
+from cdc.kafka.life_watch import LifeWatch
 from cdc.ops.status import Status
 from cdc.positions.position import Position
 from cdc.store.writer import StateWriter
 from cdc.stream.commits.checkpoint import Checkpoint, Sign
+from cdc.stream.commits.standby import Vigil
 
 
 def config(path: Path, images: str = "none") -> Config:
@@ -108,3 +114,42 @@ def test_shared_topics_have_no_standby_with_a_store(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="per_shard"):
         Standby(shared, Status("shop"), threading.Event(), cast(StateWriter, object()))
     Standby(shared, Status("shop"), threading.Event(), None)
+
+
+class Store:
+    """A standby's store that is ready after a while."""
+
+    seconds = 0.0
+
+    def __init__(self, *arguments: Any) -> None:
+        *_, self._pause, self._is_over = arguments
+        self._begun = time.monotonic()
+
+    @property
+    def is_ready(self) -> bool:
+        return time.monotonic() - self._begun >= self.seconds
+
+    @property
+    def is_startable(self) -> bool:
+        return self.is_ready
+
+    def follow(self) -> None:
+        while not self._is_over():
+            self._pause(0.01)
+
+
+@pytest.mark.parametrize(("seconds", "warns"), [(0.1, False), (0.6, True)])
+def test_one_that_cannot_take_over_says_so_after_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, *, warns: bool
+) -> None:
+    """Not while a connection that has just ended is made again."""
+    monkeypatch.setattr(standby, "NOT_READY_SECONDS", 0.3)
+    monkeypatch.setattr(standby, "StandbyStore", Store)
+    monkeypatch.setattr(Store, "seconds", seconds)
+    waiting = Standby(config(tmp_path, "full"), Status("shop"), threading.Event(), cast(StateWriter, object()))
+    vigil = Vigil(time.monotonic(), has_ended=True)
+    with structlog.testing.capture_logs() as logs:
+        tail = cast(CheckpointTail, SimpleNamespace(close=lambda: None))
+        waiting._keep_store(cast(StateWriter, object()), tail, vigil, cast(LifeWatch, Watch(vigil)))
+    assert [entry["log_level"] for entry in logs] == (["warning"] if warns else [])
+    assert waiting._status.error is None, "it is ready now"
