@@ -100,12 +100,14 @@ class Streams:
                 if self._is_closed:
                     return
                 clients = dict(self._clients)
-            began = time.thread_time()
+            began, fault = time.thread_time(), None
             try:
                 self._send(clients, b"data: " + self._frame() + b"\n\n")
-            except Exception:  # noqa: BLE001 - the thread must outlive a fault in one frame: nobody else would serve the streams
-                structlog.get_logger().error("a frame of the page can't be made", exc_info=True)
+            except Exception as error:  # noqa: BLE001 - the thread must outlive a fault in one frame: nobody else serves the streams
+                fault = error
             pause = max(self._interval_seconds, (time.thread_time() - began) / BUSY_SHARE)
+            if fault is not None:  # behind the pause: writing an error for a person may take as long as a hundred frames
+                structlog.get_logger().error("a frame of the page can't be made", exc_info=fault)
 
     def _send(self, clients: Mapping[socket.socket, str | None], event: bytes) -> None:
         may_see = {shown: self._may_see(shown) for shown in set(clients.values())}

@@ -15,6 +15,7 @@ OUTSIDE: Final = {
     "cdc.daemon.fleet": "starts daemons as processes of their own; the world has its own processes",
     "cdc.daemon.supervised": "the side of such a process that talks to the fleet",
     "cdc.daemon.listener": "opens the HTTP server, which the world has none of",
+    "cdc.ops.waiting_room": "connections of the same",
     "cdc.ops.fleet_page": "HTTP, and questions to the fleet's processes",
     "cdc.daemon.file_source": "reads a server's files: no connection, no ACK; the world has none",
     "cdc.kafka.by_batch": "hands messages to librdkafka in compiled code; the world's producers take them one by one",
