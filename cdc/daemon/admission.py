@@ -232,6 +232,8 @@ def check_position(config: Config, stored: Checkpoint, store: Position | None = 
     witnesses = Witnesses(store, kept, topics=newest_numbers(config))
     seq, is_in_topics = witnesses.given(None).seq, witnesses.topics.seq
     topic = checkpoint_topic.name_of(kafka.control_prefix)
+    if is_in_topics and read(config).position is not None:
+        raise ConnectionLostError("another daemon of this name has begun meanwhile; reading the checkpoint again")
     again = f"start once with --rebuild-state: all rows are published again, as `r`, with seqs from {seq + 1} on."
     if is_in_topics:
         raise CheckpointLostError(

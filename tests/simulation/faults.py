@@ -68,6 +68,7 @@ KINDS: Final = (
     "signal",
     "member upgraded",
     "configuration changed",
+    "spaces left out",
 )
 
 _LASTS: Final = {"frozen and replaced": 12.0}
@@ -156,6 +157,7 @@ class Strikes:
             "signal": self._signal,
             "member upgraded": self._upgrade,
             "configuration changed": self._configure,
+            "spaces left out": self._leave_out,
         }
         assert tuple(self._table) == KINDS
 
@@ -455,4 +457,18 @@ class Strikes:
             },
             "state": {**world.settings["state"], "flush_interval_ms": rng.choice([0, 500, 5000])},
         }
+        is_frozen = any(life.process.is_frozen for life in world.lives)
+        if world.pair is None and world.judge.has_images and not is_frozen and rng.random() < 0.3:
+            world.settings["kafka"]["delivery"] = rng.choice(["exactly_once", "at_least_once"])
+            # What may have come again once may do so ever after, as far as the judge knows.
+            world.judge.is_exact &= world.settings["kafka"]["delivery"] == "exactly_once"
         self._stop(fault)
+
+    def _leave_out(self, fault: Fault) -> None:
+        """The configuration leaves some spaces out for a while. Without images their older rows would come with no start."""
+        world = self._world
+        if world.pair is not None or not world.judge.has_images:
+            return
+        world.leave_out("space 1 [12]")
+        self._stop(fault)
+        self._later(fault.seconds + 1.0, world.include_all)

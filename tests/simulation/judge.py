@@ -9,6 +9,7 @@ an ACK says no more than the coordinator has committed and the store has, and ne
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -24,7 +25,7 @@ from tests.fakes.master import SPACE, Ack, LogRow, Row
 from tests.fakes.shop import Sent
 from tests.fakes.synchronous import SHARED, SynchronousMaster
 from tests.simulation.brokers import Brokers, Entry, Partition
-from tests.simulation.patches import ImagelessContents, PatchedRows
+from tests.simulation.patches import ImagelessContents, PatchedRows, SourceContents, SourceRows
 from tests.simulation.repeats import LastSeqs
 from tests.simulation.scheduler import Process
 from tests.simulation.unknown_spaces import UnknownSpaces
@@ -49,6 +50,7 @@ class Judge:
         self._offsets: dict[tuple[str, int], int] = {}
         self.consumer: Consumer | PatchedRows = Consumer()
         self.has_images = True
+        """Whether the daemon keeps the rows."""
         self._waiting: list[Sent] = []
         self.seen: dict[tuple[int, int, int], int] = {}
         """By origin, lsn and space: events."""
@@ -95,18 +97,28 @@ class Judge:
         self.is_rewritten = False
         """Whether the member has lost the end of its log, and has written other rows under the lost lsns."""
         self.is_exact = True
-        """Whether delivery is exactly_once; otherwise events may come again."""
+        """Whether delivery has always been exactly_once; otherwise events may come again."""
+        self.left_out: re.Pattern[str] | None = None
+        """The names of spaces that weren't published for a while. In the end all are."""
+        # The spaces that ever had such a name.
+        self._once_left_out: set[int] = set()
         self.may_jump = False
         """Whether Kafka has lost checkpoints, so that numbers may be left out."""
         self.may_forget = False
         """Whether a daemon without the former one's store may abort what that one committed, and nobody has read (see
         cdc.kafka.hanging)."""
 
-    def keep_images(self, *, has_images: bool) -> None:
-        """Whether the daemon keeps rows, from the beginning on."""
-        self.has_images = has_images
-        self._contents = Contents() if has_images else ImagelessContents()
-        self.consumer = Consumer() if has_images else PatchedRows()
+    def keep_images(self, images: str) -> None:
+        """state.images, from the beginning on."""
+        self.has_images = images == "full"
+        contents = {"full": Contents, "none": ImagelessContents, "source": SourceContents}
+        self._contents = contents[images]()
+        consumers: dict[str, type[Consumer] | type[PatchedRows]] = {
+            "full": Consumer,
+            "none": PatchedRows,
+            "source": SourceRows,
+        }
+        self.consumer = consumers[images]()
 
     # The members' side.
 
@@ -152,12 +164,32 @@ class Judge:
         if row.kind in (Type.INSERT, Type.REPLACE):
             space_id, _, name, _, _, _, fields = body[Key.TUPLE]
             self._definitions[space_id] = name, _names(fields)
+            self._note_name(space_id, name)
         elif row.kind == Type.UPDATE:
             (space_id,) = body[Key.KEY]
             name, fields = self._definitions.get(space_id, ("", ()))
             for _, place, value in body[Key.TUPLE]:
                 name, fields = (value, fields) if place == 3 else (name, _names(value)) if place == 7 else (name, fields)
             self._definitions[space_id] = name, fields
+            self._note_name(space_id, name)
+
+    def _note_name(self, space_id: int, name: str) -> None:
+        if self.left_out is not None and self.left_out.fullmatch(name):
+            self._once_left_out.add(space_id)
+
+    def leave_out(self, pattern: str) -> None:
+        """From some place of the log on, and for some time, spaces with such a name aren't published.
+
+        What consumers miss meanwhile comes when they are published again. Of one that is dropped meanwhile they keep the rows.
+        """
+        self.left_out = re.compile(pattern)
+        for space_id, (name, _) in self._definitions.items():
+            self._note_name(space_id, name)
+
+    def _forgive(self, sent: Sent) -> None:
+        """A space that was left out is another one now, with rows of its own, and nothing has told that the first is gone."""
+        if sent.op == "c" and sent.source["space_id"] in self._once_left_out and isinstance(self.consumer, Consumer):
+            self.consumer.rows.get(sent.source["space_id"], {}).pop(json.dumps(sent.key), None)
 
     def decide(self, name: str) -> None:
         """The coordinator commits what this producer has written."""
@@ -341,6 +373,8 @@ class Judge:
         source = sent.source
         origin, lsn, space_id = source["replica_id"], source["lsn"], source["space_id"]
         expected = [one for one in self.expected.get((origin, lsn), ()) if one.space_id == space_id]
+        if sent.op == "t" and not expected and self.left_out is not None:
+            return  # it is no longer published, or it is again
         assert expected, f"an event of {origin}:{lsn}, which isn't certain: {sent.value}"
         assert sent.op in [one.op for one in expected], f"{sent.op} of {origin}:{lsn} is {expected}"
         count = self.seen[origin, lsn, space_id] = self.seen.get((origin, lsn, space_id), 0) + 1
@@ -373,10 +407,13 @@ class Judge:
 
         ordered = sorted(self._waiting, key=place)
         self._waiting = []
-        consumer = self.consumer if self.is_exact else self._repeats
-        self._unknown.sweep(consumer)
-        consumer.take(ordered)
-        self._unknown.sweep(consumer)
+        for consumer in (self.consumer, self._repeats) if self.is_exact else (self._repeats,):
+            self._unknown.sweep(consumer)
+            for sent in ordered:
+                if self.left_out is not None and consumer is self.consumer:
+                    self._forgive(sent)
+                consumer.take([sent])
+            self._unknown.sweep(consumer)
         if not self.is_exact:
             self._check_complete()
             return
@@ -393,7 +430,7 @@ class Judge:
 
     def _check_complete(self) -> None:
         position = self.decided
-        if position.snapshot is None or not position.snapshot.is_complete or self.is_rewritten:
+        if position.snapshot is None or not position.snapshot.is_complete or self.is_rewritten or self.left_out is not None:
             return
         covered = position.vclock
         for origin, lsn in [one for one in self._unseen if one[1] <= covered.get(one[0], 0)]:
@@ -427,7 +464,7 @@ class Judge:
         consumer = self.consumer if self.is_exact else self._repeats
         # The last snapshot may be complete since the last events came.
         self._unknown.sweep(consumer)
-        for space_id in self.rows.keys() | self._shown:
+        for space_id in self.rows.keys() | (self._shown - self._once_left_out):
             held = sorted(json.dumps(list(row.values())) for row in consumer.contents(space_id))
             wanted = sorted(json.dumps(row) for row in self.rows.get(space_id, ()))
             assert held == wanted, f"space {space_id}: consumers hold {held}, and the master {wanted}"

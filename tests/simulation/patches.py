@@ -1,4 +1,4 @@
-"""Without images: what events the rows of a log have, and a consumer that applies their patches (docs/events.md)."""
+"""Without a store: what events the rows of a log have, and consumers of patches and of the log's own images (docs/events.md)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from cdc.protocol.constants import Key, Type
+from tests.fakes.consumer import Consumer
 from tests.fakes.fates import Contents, Expected
 from tests.fakes.master import LogRow
 from tests.fakes.shop import Sent
@@ -29,6 +30,29 @@ class ImagelessContents(Contents):
             case Type.UPDATE | Type.UPSERT:
                 return [Expected(row.lsn, space_id, "u", None)]
         return [replace(one, op="c" if row.kind == Type.INSERT else "u") for one in found]
+
+
+class SourceContents(Contents):
+    """The same, if the images are the log's own: a DELETE of a key that isn't there has an event, too."""
+
+    def _events(self, row: LogRow) -> list[Expected]:
+        space_id = row.body.get(Key.SPACE_ID)
+        is_known = space_id in self.rows
+        found = super()._events(row)
+        if row.kind == Type.DELETE and is_known and space_id is not None and not found:
+            return [Expected(row.lsn, space_id, "d", None)]
+        return found
+
+
+class SourceRows(Consumer):
+    """A consumer of events whose images are the log's own."""
+
+    def _apply(self, sent: Sent) -> None:
+        if sent.op == "d" and sent.value["before"] is None:
+            rows, key = self.rows.get(sent.source["space_id"], {}), json.dumps(sent.key)
+            assert key not in rows, f"seq {sent.source['seq']} deletes {key} without showing the row"
+            return
+        super()._apply(sent)
 
 
 class PatchedRows:

@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 from unittest.mock import patch
 
-from cdc.daemon import admission
+from cdc.daemon import admission, start
 from cdc.daemon.standby_store import StandbyStore
 from cdc.events.envelope import SpaceCount
 from cdc.images.overlay import Images
+from cdc.images.source_images import SourceImages
 from cdc.kafka import readability
 from cdc.kafka.first_writes import FirstWrites
 from cdc.kafka.publisher import Publisher
@@ -52,7 +53,8 @@ class Slip:
     """Those that must follow each other closely, if the drawn ones seldom do."""
     is_exact: bool | None = None
     """Whether it concerns exactly_once delivery, or the other one, alone."""
-    is_imageless: bool = False
+    images: str = ""
+    """state.images, if it concerns one alone."""
     is_pair: bool = False
     """Whether it concerns two machines, with a standby on one of them."""
 
@@ -285,6 +287,16 @@ def _unswept_rows() -> Any:
     return patch.object(snapshot, "SpaceCount", lambda name, space_id, rows, _: SpaceCount(name, space_id, rows, 0))
 
 
+def _unnoticed_spaces() -> Any:
+    """A space that is published again comes without the rows that it got meanwhile."""
+    return patch.object(start, "newly_published", lambda *_: ())
+
+
+def _lost_old_tuple() -> Any:
+    """A DELETE's old tuple in the log isn't looked at."""
+    return patch.object(SourceImages, "_delete", lambda self, body, frame: self._delete_by_key(body, frame))
+
+
 _OUTAGES: Final = tuple(Fault(at, "kafka away", 4.0) for at in range(4, 60, 8))
 _SLOW_TAKE_OVER: Final = Fault(0.6, "messages slow", 20.0), Fault(0.8, "take-over", 1.0)
 
@@ -305,7 +317,9 @@ SLIPS: Final = (
     Slip("an outage taken for silence", _unheard_outage, 10, is_pair=True, faults=_OUTAGES),
     Slip("a standby without a store", _storeless_standby, 20, is_pair=True, is_exact=True, kinds=("kill", "stop")),
     Slip("a standby's ACK too early", _early_standby_ack, 10, is_pair=True),
-    Slip("rows that aren't swept", _unswept_rows, 60, kinds=("logs dropped",), is_exact=True, is_imageless=True),
+    Slip("rows that aren't swept", _unswept_rows, 60, kinds=("logs dropped",), is_exact=True, images="none"),
+    Slip("spaces published again", _unnoticed_spaces, 20, images="full", kinds=("spaces left out",)),
+    Slip("an old tuple that is lost", _lost_old_tuple, 5, is_exact=True, images="source"),
     Slip("first messages that aren't alone", _crowded_first, 5),
     Slip("a batch that nobody has", _awaited_for_good, 150, kinds=("network cut", "member away", "messages slow")),
     Slip("a former daemon that isn't awaited", _unawaited_former, 20, is_exact=False, faults=_SLOW_TAKE_OVER),
@@ -320,8 +334,9 @@ def seeds_until_found(slip: Slip) -> tuple[int, str] | None:
         world.is_python = world.is_python or slip.is_python
         if slip.is_exact is not None:
             world.deliver(is_exact=slip.is_exact)
-        if slip.is_imageless:
-            world.keep_images("none")
+        if slip.images:
+            world.keep_images(slip.images)
+            world.workload.alters_keys &= slip.images == "full"
         world.pair = Pair(world) if slip.is_pair else None
 
     for seed in range(1, slip.seed_count + 1):

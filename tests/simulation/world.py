@@ -62,6 +62,8 @@ class Life:
     takes_over: bool = False
     state_number: int = 1
     """Of its disk."""
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Its configuration."""
     has_stood_by: bool = False
     """Whether it has waited as a standby until the other one was gone."""
     claimed_at: float | None = None
@@ -151,7 +153,7 @@ class World:
         self.first_gc_vclock = dict(self.master.gc_vclock)
         self.deliver(is_exact=is_exact)
         if is_exact and plan.random() < 0.25:
-            self.keep_images("none")
+            self.keep_images(plan.choice(["none", "source"]))
         # Without images nobody has the rows that would be published again.
         self.workload.alters_keys = self.judge.has_images and plan.random() < 0.5
         self.brokers.queue_count_max = plan.choice([20, 100_000])
@@ -178,7 +180,20 @@ class World:
     def keep_images(self, images: str) -> None:
         """Set state.images."""
         self.settings["state"]["images"] = images
-        self.judge.keep_images(has_images=images == "full")
+        self.judge.keep_images(images)
+        self.master.writes_images = images == "source"
+
+    def leave_out(self, pattern: str) -> None:
+        """From the next start on, spaces with such names aren't published."""
+        self.settings = {**self.settings, "spaces": {"exclude": [pattern]}}
+        self.judge.leave_out(pattern)
+
+    def include_all(self) -> None:
+        """All are published again, by a process that is started now."""
+        self.settings = {name: section for name, section in self.settings.items() if name != "spaces"}
+        if self.life.settings.get("spaces") and self.life.daemon is not None:
+            self.life.daemon.stop()
+            self.scheduler.after(0.5, self.restart)
 
     def _add_replicas(self, plan: random.Random) -> None:
         """Some seeds have members that lag behind the one that writes."""
@@ -212,6 +227,7 @@ class World:
         }
         return parse(
             {
+                **self.settings,
                 "name": NAME,
                 "standby": self.pair is not None,
                 **{key: {**value, **self.settings.get(key, {})} for key, value in own.items()},
@@ -277,12 +293,15 @@ class World:
         life.may_end_with = (StateError,) if self.is_disk_full else ()
         if self.has_foreigner and len(self.network.members) == 1:
             life.may_end_with += (ForeignServerError,)
+        life.settings = self.settings
         life.state_number = self._state_count if machine is None else machine
         is_former_there = any(other.process.is_awake for other in self.lives if not other.is_second)
         if (self._is_moving and not self._takes_over) or (self.judge.may_jump and is_former_there):
             # Where Kafka is away, or this one is killed, the frozen one may be back before it has been silent for long enough.
             # Where Kafka has lost the checkpoint of a take-over, the former one has the name again.
             life.may_end_with += (NameTakenError,)
+        if self.pair is not None:
+            life.may_end_with += (NameTakenError,)  # the other one had none yet when it looked; the next time it is its standby
         self.lives.append(life)
         config = self._config("second" if is_second else f"state{life.state_number}")
 
@@ -474,6 +493,7 @@ class World:
         scheduler.run(lambda: self._left == 0 and scheduler.now >= last, 10_000, check=self._check)
         scheduler.note("calm")
         self.brokers.faults.calm()
+        self.include_all()
         for replica in list(self.network.members.values())[1:]:
             scheduler.after(0.1, lambda replica=replica: self._replicate(replica))  # type: ignore[misc]
         self.is_disk_full = False
@@ -508,6 +528,9 @@ class World:
         self.restart()  # one that was told to stop ends when it can
         daemon = self.life.daemon
         if daemon is None or daemon.status.state != "streaming" or daemon.status.error is not None:
+            return False
+        if self.life.settings.get("spaces"):
+            self.include_all()
             return False
         links = [link for member in self.network.members.values() for link in member.links]
         acks = [link.relay.acks[-1].vclock for link in links if link.relay.acks and link.socket.process is self.life.process]
