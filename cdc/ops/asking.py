@@ -7,6 +7,7 @@ import json
 import ssl
 import urllib.error
 import urllib.request
+from http import HTTPStatus
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -65,7 +66,14 @@ def ask(
                 raise RequestError(
                     f"{host}:{port} refuses: {_refusal(error.read()) or 'this token has no right to that'}", _DENIED_HINT
                 ) from error
-            raise RequestError(_refusal(error.read()) or f"{host}:{port} answers {error.code} to {path}") from error
+            said = _refusal(error.read()) or f"{host}:{port} answers {error.code} to {path}"
+            if body is None and error.code == HTTPStatus.SERVICE_UNAVAILABLE:
+                # So a fleet's process answers in place of a shard's daemon.
+                raise ConfigurationError(
+                    f"the daemon {name!r} doesn't answer at {host}:{port}: {said}",
+                    "The status of the fleet's process says why.",
+                ) from error
+            raise RequestError(said) from error
     except (HTTPException, OSError, ValueError, KeyError, TypeError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         refusal = reason.strerror.lower() if isinstance(reason, OSError) and reason.strerror else reason

@@ -68,6 +68,8 @@ class Status:
     """Rows that the Python row path handled."""
     received_bytes: int = 0
     reconnect_count: int = 0
+    recent_lag_seconds: float = 0.0
+    """The most that `lag_seconds` was within the last seconds."""
     last_heard_at: float = 0.0
     clock_ahead_seconds: float | None = None
     """By how much the followed server's clock is ahead of this machine's, as of its last heartbeat; None before the first."""

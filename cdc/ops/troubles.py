@@ -54,6 +54,10 @@ _SLOW_DAEMON_REMEDY: Final = (
     "If the lag falls, wait. If it grows, look at the daemon's CPU time: at 100 % of a core, leave spaces out, take "
     'state.images = "none" or the compiled row path (docs/operations.md, Which row path runs), or split the replica set.'
 )
+_MEMBER_REMEDIES: Final = {
+    Standing.UNREACHABLE.value: "Start it, or take it out of source.uris. Until then it couldn't take the followed one's place."
+}
+"""What to do about a member whose error doesn't say it."""
 _BAD_STANDINGS: Final = {each.value for each in (Standing.UNREACHABLE, Standing.REFUSED, Standing.GAP, Standing.LOADING)}
 
 
@@ -155,6 +159,9 @@ def _of_buckets(status: Status) -> Iterator[Trouble]:
 def _of_lag(status: Status) -> Iterator[Trouble]:
     """Say that a daemon is behind though nothing stands still, and whether it or Kafka is slower than the rows were written."""
     seconds = status.lag_seconds(time.time())
+    if status.lag_rows:
+        # Whenever all that has been received is committed there is no lag for a moment, however old it was.
+        seconds = max(seconds, status.recent_lag_seconds)
     if status.state != "streaming" or seconds < LAG_SECONDS:
         return
     behind = f"what is published now was written {seconds:.0f} s ago, and the replica set has {status.lag_rows} rows more"
@@ -181,7 +188,7 @@ def _of_member(upstream: Upstream) -> Iterator[Trouble]:
         # Its error says what to do, where that isn't to wait.
         sentence = f"{upstream.address} can't be followed now ({upstream.state})"
         about = f"{sentence}: {upstream.error}" if upstream.error else sentence
-        yield Trouble(f"member {upstream.address}", "source", False, about, "")
+        yield Trouble(f"member {upstream.address}", "source", False, about, _MEMBER_REMEDIES.get(upstream.state, ""))
 
 
 class TroubleLog:

@@ -36,6 +36,7 @@ class View:
     def look(self) -> None:
         """Take a sample, note what is wrong, and log the line of the minute; called again and again."""
         self._history.sample(self.status, time.monotonic())
+        self.status.recent_lag_seconds = self._history.recent_lag_seconds
         self._flow_line.look(time.monotonic(), time.time())
         self._troubles.look(self.status, time.time())
 

@@ -64,6 +64,8 @@ def _daemon(status: Status) -> Station:
     match status.shown_state:
         case "failed":
             return Station("daemon", "stands", "failed")
+        case "streaming" | "snapshot" if status.registry_wait is not None:
+            return Station("daemon", "waits", "waits for the registry")
         case "streaming" | "snapshot":
             return Station("daemon", "works", status.state)
         case "standby":

@@ -68,7 +68,7 @@ ALERTS: Final = (
     Alert(
         "TarantoolCdcLag",
         "warning",
-        "tarantool_cdc_lag_seconds > 60",
+        "max_over_time(tarantool_cdc_lag_seconds[2m]) > 60",
         "5m",
         "Consumers are {{ $value | humanizeDuration }} behind the master",
         "If TarantoolCdcStalled or TarantoolCdcQuorum fires, too, that is the reason. Else the master writes more than the "

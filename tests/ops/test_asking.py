@@ -10,6 +10,7 @@ import pytest
 from cdc.errors import ConfigurationError, RequestError
 from cdc.local.ports import free_port
 from cdc.ops.asking import Access, ask, listener_conflict_error, tap_status
+from cdc.ops.fleet_page import ShardView, fleet_server
 from cdc.ops.http import StatusServer
 from cdc.ops.rights import Rights, Visitor, digest
 from cdc.ops.status import Status
@@ -22,6 +23,20 @@ def test_nobody_listens() -> None:
     with pytest.raises(ConfigurationError) as caught:
         ask("shop", ("127.0.0.1", port), "/status")
     assert str(caught.value).startswith(f"no daemon answers at 127.0.0.1:{port}: connection refused. Start it with ")
+
+
+def test_a_fleets_process_answers_for_a_daemon_that_does_not_run() -> None:
+    """That is no refusal by the daemon, which would say that it runs."""
+    views = {"a": ShardView("waiting", None, None, 3, "there is no room on the disk")}
+    server = fleet_server(("127.0.0.1", 0), "shop", "shared", lambda: views)
+    server.start()
+    try:
+        with pytest.raises(ConfigurationError, match=r"daemon 'shop\.a' doesn't answer at .*: no daemon of that shard runs now"):
+            ask("shop.a", ("127.0.0.1", server.port), "/page/state")
+        with pytest.raises(RequestError, match="no daemon of that shard runs now"):
+            ask("shop.a", ("127.0.0.1", server.port), "/snapshot/pause", {})
+    finally:
+        server.stop()
 
 
 def test_the_daemon_ends_in_the_middle_of_its_answer() -> None:

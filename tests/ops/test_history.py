@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from cdc.ops.history import INTERVAL_SECONDS, LENGTH, SERIES, History
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
+from cdc.stream.transactions.limbo import LimboState
 
 
 def test_rates_and_levels() -> None:
@@ -26,6 +29,20 @@ def test_rates_and_levels() -> None:
     history.sample(status, 120.0)
     assert (history.newest()["rows_per_second"], history.newest()["commit_ms"]) == (0.0, 0.0)
     assert {name: len(values) for name, values in history.to_json().items()} == dict.fromkeys(("at", *SERIES), 2)
+
+
+def test_a_lag_between_two_samples_is_seen() -> None:
+    """A daemon that commits at once what it gets late has none most of the time."""
+    history, status = History(), Status("shop")
+    history.sample(status, 100.0)
+    status.limbo = LimboState(1, 1, oldest_us=round((time.time() - 90) * 1e6))
+    history.sample(status, 103.0)
+    status.limbo = LimboState()
+    history.sample(status, 106.0)
+    assert history.newest()["lag_seconds"] == pytest.approx(90, abs=5)
+    assert history.recent_lag_seconds == pytest.approx(90, abs=5)
+    history.sample(status, 112.0)
+    assert history.newest()["lag_seconds"] == 0
 
 
 def test_a_bounded_number_of_samples() -> None:

@@ -48,6 +48,14 @@ def test_all_is_well(status: Status) -> None:
     assert modes(status) == WELL
 
 
+def test_a_lag_that_is_over_for_a_moment(status: Status) -> None:
+    """As whenever all that has been received is committed, while the replica set has more."""
+    status.recent_lag_seconds, status.checkpoint = 90.0, VClock({1: 20})
+    assert current(status) == []
+    status.master_vclock = VClock({1: 50})
+    assert "was written 90 s ago" in only(status).sentence
+
+
 def test_a_topic_was_deleted(status: Status) -> None:
     """Rows go on, so nothing stands still; but consumers lack some until somebody does something."""
     status.kafka.losses = (LostTopic("shop.users", ("users",), 7, 1_700_000_000_000),)

@@ -13,18 +13,27 @@ function link(shard) {
 }
 
 function row(shard, { process, restarts, status }) {
-  const state = status?.state ?? process;
+  const state = status?.state ?? (process === "running" ? "no answer" : process);
   return [
     link(shard), element("span", modeOf(status ? state : "failed"), state), status?.upstream.address,
     duration(status?.lag_seconds), number(status?.position.seq), number(status?.rows), bytes(status?.buffers.queued_bytes),
     number(status?.limbo.transactions), number(restarts)];
 }
 
+function remedy(shard, { process, process_id: id, status }) {
+  if (status?.error) return ["Its page says it: ", link(shard)];
+  if (status) return ["It runs again. The log of the fleet's process says more."];
+  if (process !== "running") return ["The log of the fleet's process says why. It is started again by itself."];
+  return [`Wait for some seconds. If it stays so, kill process ${id}, which is started again then; SIGUSR2 before that has the log show what it does.`];
+}
+
 function drawTroubles(shards) {
-  const cards = Object.entries(shards).filter(([, { status, error }]) => !status || status.error || error).map(([shard, { process, error, status }]) => {
+  const cards = Object.entries(shards).filter(([, { status, error }]) => !status || status.error || error).map(([shard, state]) => {
+    const { process, error, status } = state;
     const sentence = status ? status.error ?? `its process ended before: ${error}` : `its daemon doesn't answer (${process})${error ? `: ${error}` : ""}`;
     const isMinor = status && !status.error;
-    return element("div", isMinor ? "trouble minor" : "trouble", element("p", "quiet", link(shard)), element("p", "", element("b", "", sentence)));
+    return element("div", isMinor ? "trouble minor" : "trouble", element("p", "quiet", link(shard)),
+      element("p", "", element("b", "", sentence)), element("p", "do", ...remedy(shard, state)));
   });
   fill("troubles", ...(cards.length ? cards : [element("div", "fine works", "Nothing is wrong: changes of all shards flow and become durable.")]));
 }

@@ -2,12 +2,21 @@
 import { duration, fill } from "./draw.js";
 import { Refusal, get, restart, token } from "./link.js";
 
-const SILENT_SECONDS = 10;
+const SILENT_SECONDS = 20;
 let shownAt = 0;
 
 function complain(text) {
   fill("silence", text);
   document.getElementById("silence").hidden = false;
+}
+
+/** Say that what is shown is old: nothing of it may look as if it was true now. */
+function age(text) {
+  complain(text);
+  document.body.classList.add("old");
+  fill("state", "no answer");
+  document.getElementById("state").className = "badge stands";
+  if (!document.title.startsWith("! ")) document.title = `! ${document.title}`;
 }
 
 /** Begin a page: `draw` shows a frame, `welcome` is told the token's roles, and `follow` calls back with frames and errors. */
@@ -16,12 +25,14 @@ export function begin(draw, welcome, follow) {
   const fail = (error) => {
     const isRefused = error instanceof Refusal;
     if (isRefused && (error.code === 401 || error.code === 403)) login.hidden = false;
-    complain(isRefused ? error.message : "The daemon doesn't answer: it has ended, or this page can't reach it. What is shown below is old.");
+    if (isRefused) complain(error.message);
+    else age("The daemon doesn't answer: it has ended, or this page can't reach it. Its log has its last words. What is shown below is old.");
     if (!isRefused && !(error instanceof TypeError)) console.error(error);
   };
   const show = (frame) => {
     shownAt = performance.now();
     document.getElementById("silence").hidden = true;
+    document.body.classList.remove("old");
     draw(frame);
   };
   const greet = async () => {
@@ -46,9 +57,10 @@ export function begin(draw, welcome, follow) {
   });
   setInterval(() => {
     const seconds = (performance.now() - shownAt) / 1000;
-    fill("age", shownAt ? (seconds < 5 ? "live" : `${duration(seconds)} old`) : "");
+    const isLive = seconds < 5 && !document.body.classList.contains("old");
+    fill("age", shownAt ? (isLive ? "live" : `${duration(seconds)} old`) : "");
     if (shownAt && seconds > SILENT_SECONDS && document.getElementById("silence").hidden && !document.hidden) {
-      complain(`No news for ${duration(seconds)}.`);
+      age(`No news for ${duration(seconds)}. What is shown below is old.`);
     }
   }, 1000);
   greet().catch(fail);

@@ -36,9 +36,9 @@ function quoted(quote) {
 function drawTroubles(frame, quote) {
   const cards = frame.troubles.map((trouble) => {
     const since = trouble.since ? `${NAMES[trouble.place]}, for ${duration(Math.max(0, frame.now - trouble.since))}` : NAMES[trouble.place];
-    const head = `${since}${trouble.is_holding_up ? "" : "; rows go on"}`;
+    const head = `${since}${trouble.is_holding_up ? "" : trouble.loses_rows ? "; rows go on, and consumers lack rows" : "; rows go on"}`;
     // That a quorum is waited for is a state of the replica set, and no error.
-    const isMinor = !trouble.is_holding_up || trouble.place === "quorum";
+    const isMinor = (!trouble.is_holding_up && !trouble.loses_rows) || trouble.place === "quorum";
     return element("div", isMinor ? "trouble minor" : "trouble", element("p", "quiet", head),
       element("p", "", element("b", "", trouble.sentence)), trouble.remedy ? element("p", "do", trouble.remedy) : null,
       trouble.has_detail ? quoted(quote) : null);
