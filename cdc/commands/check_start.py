@@ -56,6 +56,9 @@ from cdc.upstream.identity import instance_uuid
 ROOM_BYTES: Final = 1024**3
 """Free space, in bytes, below which the state store's disk is reported: nobody knows how much there is to be stored."""
 
+_LOSSES_SHOWN: Final = 20
+"""Number of deleted topics that are named one by one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -383,8 +386,10 @@ def of_signal_topic(config: Config, existing: Mapping[str, int]) -> Iterator[Fin
 def of_deleted_topics(config: Config, spaces: Sequence[str], existing: Collection[str], stored: Checkpoint) -> Iterator[Finding]:
     """Yield findings about deleted topics of this daemon, given the topics of the published spaces and the existing topics."""
     former = spaces_by_topic(stored, names_of(config.kafka))
-    for loss in stored.losses.values():
+    for loss in list(stored.losses.values())[:_LOSSES_SHOWN]:
         yield Finding(loss.topic, f"{loss.sentence}. {loss.remedy}", is_failure=False, loses_rows=True)
+    if (more := len(stored.losses) - _LOSSES_SHOWN) > 0:
+        yield Finding("topics", f"so were {more} other topics, each with the same remedy", is_failure=False, loses_rows=True)
     for topic in spaces:
         if topic in stored.losses:
             continue

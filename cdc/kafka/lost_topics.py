@@ -17,7 +17,7 @@ from typing import Final
 import structlog
 
 from cdc.config import KafkaSection
-from cdc.errors import ConnectionLostError
+from cdc.errors import ConnectionLostError, PublishAborted
 from cdc.events import topics
 from cdc.kafka import control_records, topic_settings
 from cdc.kafka.clients import KafkaClients
@@ -98,8 +98,7 @@ class LostTopics:
     def check(self) -> None:
         """Raise ProducerLostError if the schema topic was deleted, or a control topic has lost records at its beginning.
 
-        The next publisher then writes what is missing when it starts. Checks at most every CHECK_SECONDS. Raises also the errors
-        of `Losses.look`.
+        The next publisher then writes what is missing when it starts. Checks at most every CHECK_SECONDS.
         """
         now = time.monotonic()
         if now < self._next_check or not self._topic_admin.was_there(self._schema_topic):
@@ -111,7 +110,10 @@ class LostTopics:
         except ConnectionLostError as error:
             structlog.get_logger().debug("topics can't be looked at", reason=error.message)
             return
-        self.losses.look(existing)
+        try:
+            self.losses.look(existing)
+        except PublishAborted as error:  # the next look finds them again, and nothing was aborted
+            structlog.get_logger().debug("that topics were deleted can't be recorded", reason=error.message)
         if self._schema_topic not in existing:
             raise ProducerLostError(f"the topic {self._schema_topic} was deleted")
         for place, begin in begins.items():

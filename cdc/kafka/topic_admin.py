@@ -208,8 +208,18 @@ class TopicAdmin:
                 if topic in self._former and topic not in missing and not begins_with_truncation(topic):
                     structlog.get_logger().warning(self._loss(topic))
         if missing:
+            self._note_absence(missing)
             raise self._absence(missing)
         self._known.update(unknown)
+
+    def _note_absence(self, missing: list[str]) -> None:
+        """Record which of these topics were deleted, where the daemon may not make them again: somebody else will."""
+        former = [topic for topic in missing if topic in self._former and not self._is_control(topic)]
+        if self._losses is None or self._config.create_topics or not former:
+            return
+        refusals = {topic: refusal_by_name(self._admin, topic) for topic in former}
+        unknown = [topic for topic, refusal in refusals.items() if refusal is not None and _is_unknown(refusal)]
+        self._losses.note({topic: self._former[topic] for topic in unknown})
 
     def _absence(self, missing: list[str]) -> CdcError:
         """Return the error for topics missing from the topic list.
@@ -220,7 +230,7 @@ class TopicAdmin:
         refusal = refusal_by_name(self._admin, topic)
         if _forbids(refusal):
             return PublishError(f"this daemon may not see the topic {topic}{more}", "Grant it DESCRIBE, WRITE and CREATE.")
-        if refusal is not None and refusal.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and not self._config.create_topics:
+        if refusal is not None and _is_unknown(refusal) and not self._config.create_topics:
             remedy = "Create it, or allow the daemon to (kafka.create_topics = true, and the right CREATE)."
             if topic not in self._former or self._is_control(topic):
                 return PublishError(f"the topic {topic}{more} doesn't exist", remedy)
@@ -369,6 +379,10 @@ class TopicAdmin:
 
 def _forbids(refusal: KafkaError | None) -> bool:
     return refusal is not None and refusal.code() in FORBIDDEN
+
+
+def _is_unknown(refusal: KafkaError) -> bool:
+    return refusal.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
 def _patience_seconds(missing: list[str]) -> float:

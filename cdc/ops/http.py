@@ -32,6 +32,7 @@ from cdc.ops.metrics import StatusCollector
 from cdc.ops.page_files import HEADERS, page_files
 from cdc.ops.request_queue import ANSWER_TIMEOUT_SECONDS
 from cdc.ops.rights import NOBODY, Rights, Role, Visitor
+from cdc.ops.status import LOSSES_SHOWN
 from cdc.ops.streams import Streams
 from cdc.ops.view import FRAME_SECONDS, View
 from cdc.stream.snapshots.orders import Acknowledge, Execute
@@ -235,7 +236,7 @@ class StatusHandler(PageHandler):
             return 503, {"error": f"the daemon isn't following the stream, it is {status.state}. Try again once it does."}
         known = {loss.topic for loss in status.kafka.losses}
         if isinstance(order, Acknowledge) and (unknown := set(order.topics) - known):
-            shown = ", ".join(sorted(known)) or "none"
+            shown = ", ".join(sorted(known)[:LOSSES_SHOWN]) or "none"
             return 409, {"error": f"that {', '.join(sorted(unknown))[:300]} was deleted isn't known; known are: {shown}"}
         self.server.extend_deadline(self.connection, ANSWER_TIMEOUT_SECONDS)
         log = structlog.get_logger().bind(name=status.name)

@@ -155,6 +155,21 @@ def test_a_topic_that_was_only_not_listed_is_not_lost(published: Cluster, monkey
     assert again.stop(20)
 
 
+def test_a_loss_is_on_record_where_others_make_the_topic_again(published: Cluster) -> None:
+    delete(published, "shop.things")
+    config = config_of("exactly_once").model_copy(update={"create_topics": False})
+    publisher = Publisher("x", config, Writer("writer", has_store=False), clients(published))
+    publisher.start()
+    publisher.submit(batch(2, ("shop.things", b"2", row(2))))
+    with pytest.raises(PublishError, match=r"the topic shop\.things was deleted"):
+        until_it_ends(publisher.collect)
+    publisher.stop(0)
+    published.partitions["shop.things"] = 4
+    again = begin(published, "exactly_once")
+    assert lost(again) == [("shop.things", ("things",), 1)]
+    assert again.stop(20)
+
+
 def test_a_daemon_at_rest_notices_that_rows_are_gone(published: Cluster) -> None:
     publisher = begin(published, "exactly_once")
     delete(published, "shop.things")
