@@ -99,12 +99,6 @@ class ImageChanges:
         body, values = self._read(frame)
         return body[_TUPLE], values[_TUPLE]
 
-    def row_before(self, frame: bytes) -> Sequence[Any] | None:
-        """Return the row that a DELETE finds; None if there is none."""
-        body, _ = self._read(frame)
-        before = self._images.current(self._key_of_key(body[_KEY]))
-        return tuple_values(before) if before is not None else None
-
     def row_after(self, frame: bytes) -> tuple[Sequence[Any], Sequence[Any] | None]:
         """Return a request's key, or tuple, and the row that is there after it; None if there is none. It has been handled."""
         body, _ = self._read(frame)
@@ -124,6 +118,26 @@ class ImageChanges:
             return key, self._images.current(key), None
         key = self.store_key(body[_TUPLE])
         return key, self._images.current(key) if kind != Type.INSERT else None, body[_TUPLE]
+
+    def tuple_after(self, kind: int, frame: bytes, before: bytes | None) -> bytes | None:
+        """Return the tuple that a request leaves of the tuple `before`; None for none. The images stay as they are.
+
+        What can't be carried out leaves the tuple as it is: it is refused when it is. Raises SchemaError as `_read` does.
+        """
+        body, values = self._read(frame)
+        if kind == Type.DELETE:
+            return None
+        if kind in (Type.INSERT, Type.REPLACE) or (kind == Type.UPSERT and before is None):
+            return values[_TUPLE]
+        if before is None:
+            return None
+        try:
+            apply, operations = (update, values[_TUPLE]) if kind == Type.UPDATE else (upsert, values[_OPS])
+            after = apply(before, operations, **self._rules(body))
+            is_same = self.store_key(tuple_values(after)) == self.store_key(tuple_values(before))
+        except SchemaError:
+            return before
+        return after if is_same and (self._fitting is None or self._fitting.fits(after)) else before
 
     def gone(self, before: bytes) -> tuple[bytes, bytes, bytes]:
         """Return key, opening and content of the event that says that a row is gone. Raises EncodingError."""

@@ -90,8 +90,9 @@ class MovedBuckets:
             else:
                 fragments = self._events.handle_waiting(each, fragments, suffix)
             if self._builder.is_full:
-                self._gate.write_news()
-                yield self._boundaries.take_batch()
+                if self.queues.is_settled:
+                    self._gate.write_news()
+                yield self._boundaries.take_batch(is_boundary=self.queues.is_settled)
         if fragments is not None:
             self._events.record(fragments)
         self._gate.write_news()

@@ -132,7 +132,7 @@ class ShardedCluster:
         after: list[Any] | None = [key, bucket, self._n]
         kinds = "replace", "update", "delete", "upsert", "other bucket"
         kind = self._chance.choice(kinds if self._changes_buckets else kinds[:-1])
-        if kind == "other bucket":
+        if kind == "other bucket" and before is not None:
             others = [other for other, shard in self._owner.items() if shard.master is master and not self._is_locked(other)]
             after = [key, self._chance.choice([bucket, *others]), self._n]
         if before is None or kind in ("replace", "other bucket"):
@@ -193,7 +193,7 @@ class ShardedCluster:
         """A step of a move."""
         bucket, source, destination = move.bucket, move.source, move.destination
         match move.phase:
-            case "copying" if self._chance.random() < 0.15:
+            case "copying" if self._chance.random() < 0.15 or self._is_refused(move):
                 self._state(source, bucket, "active", None, move.generation)
                 move.phase = "failed"
             case "copying" if move.to_copy:
@@ -224,6 +224,12 @@ class ShardedCluster:
                     self._state(source, bucket, "garbage", destination, move.generation)
                     self._collect(source, bucket)
                 del self._moves[bucket]
+
+    @staticmethod
+    def _is_refused(move: Move) -> bool:
+        """Whether the destination has one of the keys already, in a bucket that isn't collected yet: then the INSERT fails."""
+        there = {row[0] for row in move.destination.master.contents("orders") if row[1] != move.bucket}
+        return any(row[0] in there for row in move.to_copy)
 
     def _collect(self, shard: Shard, bucket: int) -> None:
         for row in [row for row in shard.master.contents("orders") if row[1] == bucket]:

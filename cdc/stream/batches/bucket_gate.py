@@ -21,7 +21,7 @@ from cdc.images.image_events import ImageChanges
 from cdc.images.notations import KeyNotation
 from cdc.images.overlay import Images
 from cdc.images.ranges import delete_start
-from cdc.protocol.codec import Body, body_values, encode_frame, tuple_values
+from cdc.protocol.codec import Body, encode_frame, tuple_values
 from cdc.protocol.constants import Key, Type
 from cdc.schema.sharding import BUCKETS
 from cdc.schema.tracker import SchemaTracker
@@ -29,20 +29,21 @@ from cdc.stream.batches.batch import BatchBuilder
 from cdc.stream.batches.bucket_spaces import bucket_field_of, bucket_space, steps_in
 from cdc.stream.moves.held import HELD_NUMBER, Held, HeldRow, Origin, unpack
 from cdc.stream.moves.queues import BucketQueues, Fate
-from cdc.stream.moves.records import OWNED, Shards, Step, bucket_key
+from cdc.stream.moves.records import OWNED, Place, Shards, Step, bucket_key
 from cdc.stream.transactions.transaction import Transaction
 
 _ROW_KINDS: Final = (Type.INSERT, Type.REPLACE, Type.UPDATE, Type.UPSERT, Type.DELETE)
+_WAITING: Final = (Fate.WAITS, Fate.FOLLOWS)
 _Event = tuple[bytes, bytes, bytes] | None
 
 
-class _Delete(NamedTuple):
-    """A DELETE that is to wait in a bucket's queue; `tuple_` is the row there before what waits, if there is one."""
+class _Emptied(NamedTuple):
+    """A row whose DELETE is to wait, at a TRUNCATE, in a bucket; `tuple_` is the row then."""
 
-    queue: int
+    fate: Fate
+    bucket_id: int
     key: bytes
-    frame: bytes
-    tuple_: bytes | None
+    tuple_: bytes
 
 
 class BucketGate:
@@ -66,8 +67,8 @@ class BucketGate:
         self._snapshot: dict[int, Step] | None = None
         # The row that is handled: its transaction, the lsn before that, its own lsn and number, and the vclock.
         self._row: tuple[Transaction, bytes, int, int, dict[int, int]] | None = None
-        # Fate of a row that has waited and is handled now, and the bucket in whose queue it waited.
-        self._decided: tuple[Fate, int] | None = None
+        # What has waited and is handled now, and its fate.
+        self._decided: tuple[Held, Fate] | None = None
 
     # Encoders.
 
@@ -106,9 +107,7 @@ class BucketGate:
         def apply(body: Body, frame: bytes) -> _Event:
             found = change(body, frame)
             key, after = changes.row_after(frame)
-            assert self._row is not None
-            transaction, _, lsn, row_number, _ = self._row
-            held = self.queues.step(key[0], Step.of(after), (transaction.replica_id, lsn, row_number))
+            held = self.queues.step(key[0], Step.of(after), self._place)
             if held is not None:
                 self._images.put(held.store_key, held.pack())
             self.note_moving()
@@ -121,31 +120,34 @@ class BucketGate:
 
         def apply(body: Body, frame: bytes) -> _Event:
             key, before, arrived = changes.place_of(kind, frame)
-            bucket_id = _bucket_in(tuple_values(before) if before is not None else arrived, field)
-            assert self._row is not None
-            transaction, _, lsn, row_number, _ = self._row
+            number: int | None = None
             if self._decided is not None:
-                fate, queue = self._decided
+                held, fate = self._decided
+                bucket_id: Any = _bucket_of(before, arrived, field)
+                queue, number = held.bucket_id, held.number
             else:
-                place = transaction.replica_id, lsn, row_number
-                fate, queue = self.queues.fate(kind, key, bucket_id, place)
-                if fate is Fate.WAITS:
-                    self._hold(queue, space.form.space_id, key, kind, frame)
+                if kind != Type.INSERT and self.queues.waiting.has(key):
+                    before = self.queues.waiting.tuple_of(key)
+                bucket_id = _bucket_of(before, arrived, field)
+                fate, queue = self.queues.fate(kind, key, bucket_id, self._place)
+                if fate in _WAITING:
+                    after = changes.tuple_after(kind, frame, before)
+                    self._hold(fate, queue, (space.form.space_id, key, kind, frame), after, field)
                     return None
                 if fate is Fate.LOST:
                     self.queues.lose(queue, self.queues.status(queue), space.form.space_id, key)
             found = change(body, frame)
             if before is None or kind == Type.DELETE or fate is Fate.SILENT or self.queues.is_past:
                 return found if fate is Fate.PUBLISHED else None
-            after = self._images.current(key)
+            after, is_here = self._images.current(key), self.queues.is_here_at(bucket_id, number)
             bucket_after: Any = _bucket_in(tuple_values(after), field) if after is not None else None
-            is_after_here = after is not None and self.queues.is_here(bucket_after)
-            if fate is Fate.PUBLISHED and after is not None and not is_after_here and self.queues.is_here(bucket_id):
+            is_after_here = after is not None and self.queues.is_here_at(bucket_after, number)
+            if fate is Fate.PUBLISHED and after is not None and not is_after_here and is_here:
                 # The row was given to a bucket that isn't this shard's any more: here it is gone.
                 self.queues.lose(bucket_after, None, space.form.space_id, key)
                 return changes.gone(before)
             # A row of a bucket that has left, or that leaves with what waits, may have been given to one that is here.
-            has_left = not self.queues.is_here(bucket_id) or (fate is Fate.LOST and bucket_after != queue)
+            has_left = not is_here or (fate is Fate.LOST and bucket_after != queue)
             return found if fate is Fate.PUBLISHED or (is_after_here and has_left) else None
 
         return apply
@@ -183,48 +185,79 @@ class BucketGate:
         So such rows stay, and a DELETE of each waits behind its changes. If the space itself is gone, what waits is forgotten:
         nothing can be made of it any more.
         """
-        space_id = space.form.space_id
-        waiting = list(self._deletes(space)) if keeps_form else []
-        doubtful = self._images.doubtful & {delete.key for delete in waiting}
+        space_id, field = space.form.space_id, self._field_of(space)
+        emptied, kept = self._emptied(space_id, field) if keeps_form and field is not None else ([], {})
+        doubtful = self._images.doubtful & kept.keys()
         self._images.clear(space_id)
         if not keeps_form:
             for held in self.queues.forget_space(space_id):
                 self._images.delete(held.store_key)
-        for queue, key, frame, tuple_ in waiting:
-            if tuple_ is not None:
-                self._images.put(key, tuple_)
-            self._hold(queue, space_id, key, Type.DELETE, frame)
+        for key, tuple_ in kept.items():
+            self._images.put(key, tuple_)
+        if emptied and field is not None:
+            transaction, _, lsn, _, _ = self._turn
+            header = {Key.REQUEST_TYPE: Type.DELETE, Key.REPLICA_ID: transaction.replica_id, Key.LSN: lsn}
+            start, notation = delete_start(space.form), KeyNotation(space.form, self._images.version)
+            for fate, bucket_id, key, tuple_ in emptied:
+                frame = encode_frame(header, start + b"".join(notation.parts_of_tuple(tuple_)))
+                self._hold(fate, bucket_id, (space_id, key, Type.DELETE, frame), None, field)
         if doubtful:
             self._images.doubtful |= doubtful
 
-    def _deletes(self, space: SpaceEvents) -> Iterator[_Delete]:
-        """Yield DELETEs for the rows of a space that wait for something, or of which changes wait."""
-        field = self._field_of(space)
-        if field is None or not (self.queues.are_moving or self.queues.is_past):
-            return
-        assert self._row is not None
-        transaction, _, lsn, row_number, _ = self._row
-        form, place = space.form, (transaction.replica_id, lsn, row_number)
-        header = {Key.REQUEST_TYPE: Type.DELETE, Key.REPLICA_ID: transaction.replica_id, Key.LSN: lsn}
-        start, notation = delete_start(form), KeyNotation(form, self._images.version)
-        changed = {row.key: row.frame for row in self.queues.waiting.rows_of(form.space_id)}
-        for key, tuple_ in self._images.scan(form.space_id):
-            changed.pop(key, None)
-            fate, queue = self.queues.fate(Type.DELETE, key, _bucket_in(tuple_values(tuple_), field), place)
+    def _emptied(self, space_id: int, field: int) -> tuple[list[_Emptied], dict[bytes, bytes]]:
+        """Return the rows of a space whose DELETEs have to wait, and the images of these rows, and of what waits."""
+        waiting = self.queues.waiting
+        if not (self.queues.are_moving or self.queues.is_past):
+            return [], {}
+        emptied: list[_Emptied] = []
+        kept: dict[bytes, bytes] = {}
+        for key, tuple_ in self._images.scan(space_id):
+            if waiting.has(key):
+                kept[key] = tuple_
+                continue
+            fate, bucket_id = self.queues.fate(Type.DELETE, key, _bucket_of(tuple_, None, field), self._place)
             if fate is Fate.WAITS:
-                body = start + b"".join(notation.parts_of_tuple(tuple_))
-                yield _Delete(queue, key, encode_frame(header, body), tuple_)
-        for key, request in changed.items():
-            values, (_, queue) = body_values(request), self.queues.fate(Type.DELETE, key, None, place)
-            parts = notation.parts_of_key(values[Key.KEY]) if Key.KEY in values else notation.parts_of_tuple(values[Key.TUPLE])
-            yield _Delete(queue, key, encode_frame(header, start + b"".join(parts)), None)
+                kept[key] = tuple_
+                emptied.append(_Emptied(fate, bucket_id, key, tuple_))
+        for key in waiting.keys_of(space_id):
+            after = waiting.tuple_of(key)
+            if after is not None:
+                fate, bucket_id = self.queues.fate(Type.DELETE, key, _bucket_of(after, None, field), self._place)
+                emptied.append(_Emptied(fate, bucket_id, key, after))
+        return emptied, kept
 
-    def _hold(self, queue: int, space_id: int, key: bytes, kind: int, frame: bytes) -> None:
-        """Have a row wait, or what the row that is handled means for another one."""
+    @property
+    def _turn(self) -> tuple[Transaction, bytes, int, int, dict[int, int]]:
         assert self._row is not None
-        transaction, previous_lsn, lsn, row_number, vclock = self._row
-        origin = _origin(transaction, previous_lsn, vclock)
-        held = self.queues.hold(queue, space_id, key, kind, (lsn, row_number, frame), origin)
+        return self._row
+
+    @property
+    def _place(self) -> Place:
+        """Place of the row that is handled."""
+        transaction, _, lsn, row_number, _ = self._turn
+        return transaction.replica_id, lsn, row_number
+
+    def _hold(self, fate: Fate, bucket_id: int, row: tuple[int, bytes, int, bytes], after: bytes | None, field: int) -> None:
+        """Have a row wait (its space, key, kind and frame): the one that is handled, or one that it stands for.
+
+        `after` is the tuple that it leaves.
+        """
+        transaction, previous_lsn, lsn, row_number, vclock = self._turn
+        space_id, key, kind, frame = row
+        bucket_after = _bucket_of(after, None, field)
+        held_row = HeldRow(
+            space_id,
+            key,
+            kind,
+            lsn,
+            row_number,
+            frame,
+            _origin(transaction, previous_lsn, vclock),
+            is_follower=fate is Fate.FOLLOWS,
+            bucket_after=bucket_after if type(bucket_after) is int else None,
+            tuple_after=after,
+        )
+        held = self.queues.hold(bucket_id, self._place, held_row)
         self._images.put(held.store_key, held.pack())
 
     def leftovers(self) -> Iterator[HeldRow]:
@@ -238,7 +271,7 @@ class BucketGate:
     def _released(self, held: Held, fate: Fate) -> Iterator[HeldRow]:
         self._images.delete(held.store_key)
         if held.row is not None:
-            self._decided = fate, held.bucket_id
+            self._decided = held, fate
             try:
                 yield held.row
             finally:
@@ -297,6 +330,11 @@ class BucketGate:
         self._has_records = True
         self._are_moving = not self.queues.are_moving
         self.note_moving()
+
+
+def _bucket_of(tuple_: bytes | None, arrived: Sequence[Any] | None, field: int) -> Any:
+    """Return the bucket of a tuple, or of a row that has arrived if there is no tuple."""
+    return _bucket_in(tuple_values(tuple_) if tuple_ is not None else arrived, field)
 
 
 def _bucket_in(row: Sequence[Any] | None, field: int) -> Any:

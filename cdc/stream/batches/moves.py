@@ -21,7 +21,7 @@ from cdc.events.envelope import Change, Envelope, SpaceEvents
 from cdc.events.moves import Move
 from cdc.images.image_events import ImageChanges
 from cdc.images.overlay import Images
-from cdc.protocol.codec import Body
+from cdc.protocol.codec import Body, tuple_values
 from cdc.protocol.constants import Type
 from cdc.schema.forms import SpaceForm
 from cdc.schema.sharding import BUCKETS
@@ -149,10 +149,9 @@ class MoveWatch:
 
         def apply(body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
             row: Sequence[Any] | None = None
-            if kind == Type.INSERT:
-                row = changes.tuple_of(frame)[0]
-            elif kind == Type.DELETE:
-                row = changes.row_before(frame)
+            if kind in (Type.INSERT, Type.DELETE):
+                _, before, row = changes.place_of(kind, frame)
+                row = tuple_values(before) if before is not None else row
             marks.last = self._buckets.move(kind, row[field]) if row is not None and field < len(row) else None
             return change(body, frame)
 

@@ -27,7 +27,11 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
 
 
 class HeldRow(msgspec.Struct, array_like=True):
-    """A row of a sharded space. `is_joined`: an earlier row of its key waits since the bucket's last state."""
+    """A row of a sharded space. `is_joined`: an earlier row of its key waits since the bucket's last state.
+
+    `is_follower`: nothing but earlier rows of its key make it wait. `bucket_after` and `tuple_after` are those of its key
+    after it.
+    """
 
     space_id: int
     key: bytes
@@ -37,10 +41,16 @@ class HeldRow(msgspec.Struct, array_like=True):
     frame: bytes
     origin: Origin
     is_joined: bool = False
+    is_follower: bool = False
+    bucket_after: int | None = None
+    tuple_after: bytes | None = None
 
 
 class Held(msgspec.Struct, array_like=True):
-    """A row of a bucket's log that waits: of `_bucket` (`step`), or of a sharded space (`row`). `number` counts all that wait."""
+    """A row of a bucket's log that waits: of `_bucket` (`step`), or of a sharded space (`row`). `number` counts all that wait.
+
+    The bucket of a row is the one that its key was in before it, or that it creates its key in.
+    """
 
     number: int
     bucket_id: int
@@ -60,7 +70,8 @@ class Held(msgspec.Struct, array_like=True):
     @property
     def byte_count(self) -> int:
         """Approximate size in memory, in bytes."""
-        return len(self.row.frame) + len(self.row.key) + _OBJECTS_BYTES if self.row is not None else _OBJECTS_BYTES
+        row = self.row
+        return _OBJECTS_BYTES + (len(row.frame) + len(row.key) + len(row.tuple_after or b"") if row is not None else 0)
 
 
 _OBJECTS_BYTES: Final = 400

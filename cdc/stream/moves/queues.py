@@ -14,7 +14,11 @@ lets the bucket's rows wait until the source's daemon has committed `sent`:
 Each bucket is a little log of its own: its rows of `_bucket`, and the rows of sharded spaces in it, in their order. It is
 processed in order, and stops at a row that can't be decided yet. Rows behind that wait in the bucket's queue, and nothing else
 does. When the record has come, the queue goes on as if its rows came only now, maybe to the next stop: the bucket may have moved
-on meanwhile (A ─▶ B ─▶ A). A key with a row in a queue has all its rows there, in whatever bucket, so that its order holds.
+on meanwhile (A ─▶ B ─▶ A).
+
+A key may change its bucket. Its rows wait for each other, so that their order holds, and a state of a bucket waits for the rows
+before it that concern the bucket, so that their fate is that of their place in the log, and no other shard goes on before them
+(cdc.stream.moves.waiting).
 
     state of the bucket     rows of sharded spaces
     active, pinned,         users': published
@@ -45,7 +49,7 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from cdc.protocol.constants import Type
-from cdc.stream.moves.held import Held, HeldRow, Origin
+from cdc.stream.moves.held import Held, HeldRow
 from cdc.stream.moves.records import GARBAGE, OWNED, RECEIVING, SENDING, SENT, BucketRecord, Place, Shards, Step
 from cdc.stream.moves.waiting import WaitingRows
 
@@ -64,6 +68,8 @@ class Fate(Enum):
     LOST = "lost"
     """The same, as it has changed a copy that the bucket's owner doesn't keep."""
     WAITS = "waits"
+    FOLLOWS = "follows"
+    """It waits for earlier rows of its key, and for nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,8 @@ class BucketQueues:
         """What waits."""
         self.waits: dict[int, Wait] = {}
         """Buckets that wait."""
+        self.is_settled = True
+        """Whether the records say all of what waits. In the middle of rows that can only go on together they don't."""
         self.lost_count = 0
         self.lost: deque[LostChange] = deque(maxlen=LOST_NAMED_MAX)
         """The last of the lost changes."""
@@ -131,21 +139,30 @@ class BucketQueues:
             return True
         return self.records[bucket_id].status in OWNED
 
+    def is_here_at(self, bucket_id: object, number: int | None) -> bool:
+        """Return the same of the place in the log of a row that waits under this number; None for the row that has just come."""
+        queue = self.waiting.queues.get(bucket_id) if type(bucket_id) is int else None
+        for at, step in reversed(queue.steps if queue is not None else ()):
+            if number is None or at < number:
+                return step.status in OWNED
+        return self.is_here(bucket_id)
+
     def fate(self, kind: int, key: bytes, bucket_id: object, place: Place) -> tuple[Fate, int]:
-        """Return what becomes of a row that has arrived, and the bucket in whose queue it is to wait if it waits."""
-        joined = self.waiting.bucket_of(key)
-        if joined is not None:
-            return Fate.WAITS, joined
+        """Return what becomes of a row that has arrived, and its bucket.
+
+        `bucket_id` is the one that the key is in before it, or that it creates the key in.
+        """
+        follows = self.waiting.has(key)
         if type(bucket_id) is not int:
-            return Fate.PUBLISHED, 0
+            return (Fate.FOLLOWS if follows else Fate.PUBLISHED), 0
         record = self.records.get(bucket_id)
         if bucket_id in self.waiting.queues:
             return Fate.WAITS, bucket_id
-        if record is None:
-            return Fate.PUBLISHED, 0
         if self.is_past:
-            return (Fate.WAITS if record.head == place else Fate.PUBLISHED), bucket_id
-        return _fate(record.status, kind), bucket_id
+            found = Fate.WAITS if record is not None and record.head == place else Fate.PUBLISHED
+        else:
+            found = _fate(record.status, kind) if record is not None else Fate.PUBLISHED
+        return (Fate.FOLLOWS if follows and found is not Fate.WAITS else found), bucket_id
 
     # Rows.
 
@@ -156,46 +173,57 @@ class BucketQueues:
             waits = bucket_id in self.waiting.queues or (record is not None and record.head == place)
             if not waits:
                 return None
-        elif bucket_id not in self.waiting.queues and not (_is_arrived(record, step)):
+        elif not (bucket_id in self.waiting.queues or self.waiting.concerns(bucket_id) or _is_arrived(record, step)):
             self._enter(bucket_id, step)
             return None
         else:
             self._ready[bucket_id] = None
         return self._append(Held(self.waiting.next_number, bucket_id, place, step=step))
 
-    def hold(self, bucket_id: int, space_id: int, key: bytes, kind: int, row: tuple[int, int, bytes], origin: Origin) -> Held:
-        """Have a row wait: its lsn, its number in its transaction, and its frame."""
-        lsn, row_number, frame = row
-        held = HeldRow(space_id, key, kind, lsn, row_number, frame, origin)
-        return self._append(Held(self.waiting.next_number, bucket_id, (origin.replica_id, lsn, row_number), row=held))
+    def hold(self, bucket_id: int, place: Place, row: HeldRow) -> Held:
+        """Have a row wait, in this bucket, that is at this place in the log."""
+        return self._append(Held(self.waiting.next_number, bucket_id, place, row=row))
 
     def restore(self, held: Held) -> None:
         """Have a row wait that the state store has. To be called in their order."""
         self._append(held)
 
     def _append(self, held: Held) -> Held:
-        bucket_id = held.bucket_id
-        if bucket_id not in self.waiting.queues:
+        bucket_id, is_follower = held.bucket_id, held.row is not None and held.row.is_follower
+        if bucket_id not in self.waiting.queues and not is_follower:
             self._dirty[bucket_id] = None
             if not self.is_past:
                 self._ready[bucket_id] = None  # to find out what it waits for
         self.waiting.append(held)
         return held
 
-    def _take(self, bucket_id: int) -> Held:
-        held = self.waiting.take(bucket_id)
+    def _take(self, bucket_id: int, fate: Fate, followers_fate: Fate | None = None) -> Iterator[tuple[Held, Fate]]:
+        """Yield the first row of a queue, and then the followers of its key; their fate is their bucket's if none is given."""
+        held: Held | None = self.waiting.take(bucket_id)
         self._dirty[bucket_id] = None
         if bucket_id not in self.waiting.queues:
             self.waits.pop(bucket_id, None)
-        return held
+        while held is not None:
+            self._ready.update(dict.fromkeys(self.waiting.released_by(held)))
+            key = held.row.key if held.row is not None else None
+            self.is_settled = not self.waiting.goes_on(held)
+            yield held, fate
+            held = self.waiting.take_follower(key) if key is not None else None
+            if held is not None and held.row is not None:
+                record = self.records.get(held.bucket_id)
+                fate = followers_fate or (_fate(record.status, held.row.kind) if record is not None else Fate.PUBLISHED)
+                if fate is Fate.LOST and record is not None:
+                    self.lose(held.bucket_id, record.status, held.row.space_id, held.row.key)
 
     def forget_space(self, space_id: int) -> list[Held]:
         """Forget the rows of a space that wait, as the space is gone; return them."""
         forgotten = self.waiting.forget_space(space_id)
-        for bucket_id in {held.bucket_id for held in forgotten}:
-            self._dirty[bucket_id] = self._ready[bucket_id] = None
+        for bucket_id in {held.bucket_id for held in forgotten if held.row is not None and not held.row.is_follower}:
+            self._dirty[bucket_id] = None
             if bucket_id not in self.waiting.queues:
                 self.waits.pop(bucket_id, None)
+        if forgotten and not self.is_past:
+            self._ready.update(dict.fromkeys(self.waiting.queues))
         return forgotten
 
     # Going on.
@@ -229,6 +257,10 @@ class BucketQueues:
                 self._dirty[bucket_id] = None
         while (queue := self.waiting.queues.get(bucket_id)) is not None:
             head = queue.rows[0]
+            ahead = self.waiting.blocker(bucket_id)
+            if ahead is not None:
+                self._wait(bucket_id, self.waits[ahead].waits_for if ahead in self.waits else None, now_us)
+                return
             record = self.records.get(bucket_id)
             step = head.step
             if step is None and record is not None and head.row is not None:
@@ -237,7 +269,7 @@ class BucketQueues:
                     if not queue.steps:
                         self._wait(bucket_id, None, now_us)
                         return
-                    step = queue.steps[0]
+                    _, step = queue.steps[0]
                     fate = Fate.PUBLISHED if step.status in OWNED else Fate.LOST
                 if fate is Fate.LOST:
                     self.lose(bucket_id, record.status, head.row.space_id, head.row.key)
@@ -257,7 +289,7 @@ class BucketQueues:
             if head.step is not None:
                 queue.has_passed = False
                 self._enter(bucket_id, head.step)
-            yield self._take(bucket_id), fate
+            yield from self._take(bucket_id, fate)
 
     def _wait(self, bucket_id: int, waits_for: str | None, now_us: int, *, asks: bool = False) -> None:
         before = self.waits.get(bucket_id)
@@ -326,12 +358,19 @@ class BucketQueues:
 
     def leftovers(self) -> Iterator[tuple[Held, Fate]]:
         """Yield the rows that the state store has as waiting, and that didn't wait any more at the checkpoint."""
-        for bucket_id in list(self.waiting.queues):
-            record = self.records.get(bucket_id)
-            while (queue := self.waiting.queues.get(bucket_id)) is not None and (
-                record is None or queue.rows[0].place != record.head
-            ):
-                yield self._take(bucket_id), Fate.SILENT
+        are_more = True
+        while are_more:
+            are_more = False
+            for bucket_id in list(self.waiting.queues):
+                record = self.records.get(bucket_id)
+                while (queue := self.waiting.queues.get(bucket_id)) is not None and (
+                    record is None or queue.rows[0].place != record.head
+                ):
+                    if queue.rows[0].row is not None and self.waiting.blocker(bucket_id) is not None:
+                        break  # it comes after an earlier row of its key, in another queue
+                    yield from self._take(bucket_id, Fate.SILENT, Fate.SILENT)
+                    are_more = True
+        self._ready.clear()
 
     def end_past(self) -> None:
         """Go on behind the checkpoint."""

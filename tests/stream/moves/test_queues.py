@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from cdc.protocol.constants import Type
-from cdc.stream.moves.held import Held, Origin, unpack
+from cdc.stream.moves.held import Held, HeldRow, Origin, unpack
 from cdc.stream.moves.queues import BucketQueues, Fate
 from cdc.stream.moves.records import BucketRecord, Shards, Step
 from tests.fakes.moving import CAPTURES, Cluster, Daemon, expected, kept, outcome, pieces, seen
@@ -214,18 +214,25 @@ def test_a_former_version_has_recorded_nothing() -> None:
 ORIGIN: Final = Origin(1, 5, 5, 0.0, 1, b"4", {1: 5})
 
 
+def hold(
+    queues: BucketQueues, space_id: int, key: bytes, kind: int, place: tuple[int, int], *, bucket: int = 7, **row: Any
+) -> Held:
+    """Have a row wait."""
+    return queues.hold(bucket, (1, *place), HeldRow(space_id, key, kind, *place, b"frame", ORIGIN, **row))
+
+
 def test_a_space_that_is_emptied() -> None:
     """Its rows wait no longer, and nothing of them is left; the other space's do."""
     queues = BucketQueues(Shards("s1", ("s1", "s2")))
     queues.step(7, Step("receiving", 1, "elsewhere"), (1, 1, 0))
     assert queues.step(7, Step("active", 1), (1, 2, 0)) is not None
     for number, space_id in enumerate((513, 514, 513)):
-        queues.hold(7, space_id, b"key %d" % number, Type.REPLACE, (5, number, b"frame"), ORIGIN)
+        hold(queues, space_id, b"key %d" % number, Type.REPLACE, (5, number))
     assert list(queues.advance(1)) == []
     assert queues.waits[7].waits_for == "s2"
     assert [held.row.key for held in queues.forget_space(513) if held.row is not None] == [b"key 0", b"key 2"]
     assert queues.waiting.row_count == 2
-    assert queues.fate(Type.REPLACE, b"key 1", 9, (1, 9, 0)) == (Fate.WAITS, 7)
+    assert queues.fate(Type.REPLACE, b"key 1", 9, (1, 9, 0)) == (Fate.FOLLOWS, 9)
     assert queues.fate(Type.REPLACE, b"key 0", 9, (1, 9, 0))[0] is Fate.PUBLISHED
     queues.forget_space(514)
     queues.begin({}, "here", is_snapshot=True)
@@ -237,9 +244,9 @@ def test_a_key_that_arrives_after_its_space_was_emptied() -> None:
     queues = BucketQueues(Shards("s1", ("s1", "s2")))
     queues.step(7, Step("receiving", 1, "elsewhere"), (1, 1, 0))
     for number, space_id in enumerate((514, 513)):
-        queues.hold(7, space_id, b"key %d" % space_id, Type.REPLACE, (5, number, b"frame"), ORIGIN)
+        hold(queues, space_id, b"key %d" % space_id, Type.REPLACE, (5, number))
     queues.forget_space(513)
-    queues.hold(7, 513, b"key 513", Type.INSERT, (6, 0, b"frame"), ORIGIN)
+    hold(queues, 513, b"key 513", Type.INSERT, (6, 0))
     queues.step(7, Step("garbage", 1), (1, 7, 0))
     fates = [(one.row.key, fate) for one, fate in queues.advance(1) if isinstance(one, Held) and one.row is not None]
     assert fates == [(b"key 514", Fate.LOST), (b"key 513", Fate.SILENT)]
@@ -249,7 +256,7 @@ def test_what_waits_is_the_same_from_the_store() -> None:
     queues = BucketQueues(Shards("s1", ("s1", "s2")))
     queues.step(7, Step("sending", 1, "elsewhere"), (1, 1, 0))
     held = [
-        queues.hold(7, 513, b"key", Type.REPLACE, (5, 0, b"frame"), ORIGIN),
+        hold(queues, 513, b"key", Type.REPLACE, (5, 0)),
         queues.step(7, Step("active", 1), (1, 6, 0)),
     ]
     again = BucketQueues(Shards("s1", ("s1", "s2")))
@@ -274,9 +281,59 @@ def test_the_first_row_that_waits_at_a_checkpoint() -> None:
     queues.is_past = True
     places = ((1, 5, 0), (2, 5, 1), (1, 5, 1))
     assert [queues.fate(Type.UPDATE, b"key", 7, place)[0] for place in places] == [Fate.PUBLISHED, Fate.PUBLISHED, Fate.WAITS]
-    queues.hold(7, 513, b"key", Type.UPDATE, (5, 1, b"frame"), ORIGIN)
+    hold(queues, 513, b"key", Type.UPDATE, (5, 1))
     assert queues.fate(Type.UPDATE, b"other key", 7, (1, 6, 0)) == (Fate.WAITS, 7)
     assert queues.step(7, Step("readonly", 2), (1, 7, 0)) is not None
+
+
+def released(queues: BucketQueues) -> list[tuple[int, Fate]]:
+    """The lsns of what goes on, with its fate."""
+    return [(held.place[1], fate) for held, fate in queues.advance(1) if isinstance(held, Held)]
+
+
+@pytest.mark.parametrize(("kind", "status"), [(Type.INSERT, "receiving"), (Type.DELETE, "garbage")])
+def test_a_row_behind_others_of_its_key_has_the_fate_of_its_own_bucket(kind: int, status: str) -> None:
+    """The bucket's next state waits for it, whatever is ahead of the row."""
+    queues = BucketQueues(Shards("s1", ("s1", "s2")))
+    queues.step(7, Step("sending", 1, "elsewhere"), (1, 1, 0))
+    queues.step(8, Step(status, 1, "elsewhere"), (1, 2, 0))
+    hold(queues, 513, b"key", Type.REPLACE, (5, 0), bucket_after=8)
+    found, bucket = queues.fate(kind, b"key", 8, (1, 6, 0))
+    assert (found, bucket) == (Fate.FOLLOWS, 8)
+    hold(queues, 513, b"key", kind, (6, 0), bucket=8, is_follower=True)
+    assert queues.step(8, Step("garbage", 1), (1, 7, 0)) is not None
+    assert released(queues) == []
+    assert queues.waits.keys() == {7, 8}
+    queues.step(7, Step("active", 1), (1, 8, 0))
+    assert released(queues) == [(5, Fate.PUBLISHED), (6, Fate.SILENT), (8, Fate.PUBLISHED), (7, Fate.PUBLISHED)]
+    assert (queues.waits, queues.waiting.row_count, queues.waiting.byte_count) == ({}, 0, 0)
+
+
+def test_a_row_in_a_queue_waits_for_the_earlier_rows_of_its_key() -> None:
+    queues = BucketQueues(Shards("s1", ("s1", "s2")))
+    for bucket in (7, 8):
+        queues.step(bucket, Step("sending", 1, "elsewhere"), (1, bucket - 6, 0))
+    hold(queues, 513, b"key", Type.REPLACE, (5, 0), bucket_after=8)
+    hold(queues, 513, b"key", Type.REPLACE, (6, 0), bucket=8)
+    queues.step(8, Step("active", 1), (1, 7, 0))
+    assert released(queues) == []
+    queues.step(7, Step("sent", 1, "elsewhere"), (1, 8, 0))
+    assert released(queues) == [(5, Fate.LOST), (8, Fate.PUBLISHED), (6, Fate.PUBLISHED), (7, Fate.PUBLISHED)]
+
+
+def test_what_one_row_of_the_log_stands_for_goes_on_together() -> None:
+    """Its place says which of it waits at a checkpoint. So none goes on before all can, and no batch ends in between."""
+    queues = BucketQueues(Shards("s1", ("s1", "s2")))
+    for bucket in (7, 8):
+        queues.step(bucket, Step("sending", 1, "elsewhere"), (1, bucket - 6, 0))
+    hold(queues, 513, b"key", Type.REPLACE, (5, 0), bucket_after=8)
+    for key in (b"another", b"key"):
+        hold(queues, 513, key, Type.DELETE, (6, 0), bucket=8)
+    queues.step(8, Step("active", 1), (1, 7, 0))
+    assert released(queues) == []
+    queues.step(7, Step("active", 1), (1, 8, 0))
+    settled = [(held.place[1], queues.is_settled) for held, _ in queues.advance(1) if isinstance(held, Held)]
+    assert settled == [(5, True), (8, True), (6, False), (6, True), (7, True)]
 
 
 def test_fates() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from cdc.commands.status import bucket_lines
 from cdc.ops.status import Status
 from cdc.protocol.constants import Type
-from cdc.stream.moves.held import Origin
+from cdc.stream.moves.held import HeldRow, Origin
 from cdc.stream.moves.queues import BucketQueues
 from cdc.stream.moves.records import Shards, Step
 from cdc.stream.reports.bucket_waits import BucketsState
@@ -28,7 +28,7 @@ def test_for_whom_and_how_long() -> None:
         queues.step(bucket, Step("active", 1), (1, 10 + bucket, 0))
         assert list(queues.advance(bucket * 1_000_000)) == []
     queues.step(9, Step("sending", 1, "elsewhere"), (1, 30, 0))
-    queues.hold(9, 513, b"key", Type.REPLACE, (31, 0, b"frame"), Origin(1, 31, 31, 0.0, 1, b"30", {1: 31}))
+    queues.hold(9, (1, 31, 0), HeldRow(513, b"key", Type.REPLACE, 31, 0, b"frame", Origin(1, 31, 31, 0.0, 1, b"30", {1: 31})))
     assert list(queues.advance(9_000_000)) == []
     state = state_of(queues, overdue_us=7_000_000, is_full=True)
     assert state.sentence(17_000_000) == (
