@@ -206,6 +206,14 @@ class Status:
         """
         return max(self.kafka.backlog.age(time.monotonic(), now), self.limbo_seconds(now))
 
+    def steady_lag_seconds(self, now: float) -> float:
+        """Return `lag_seconds`, or the most that it was lately while the replica set has more rows.
+
+        Whenever all that has been received is committed there is no lag for a moment, however old it was.
+        """
+        seconds = self.lag_seconds(now)
+        return max(seconds, self.recent_lag_seconds) if self.lag_rows else seconds
+
     @property
     def idle_seconds(self) -> float | None:
         """Seconds since the server was last heard; None before it was first heard."""

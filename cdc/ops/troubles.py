@@ -158,10 +158,7 @@ def _of_buckets(status: Status) -> Iterator[Trouble]:
 
 def _of_lag(status: Status) -> Iterator[Trouble]:
     """Say that a daemon is behind though nothing stands still, and whether it or Kafka is slower than the rows were written."""
-    seconds = status.lag_seconds(time.time())
-    if status.lag_rows:
-        # Whenever all that has been received is committed there is no lag for a moment, however old it was.
-        seconds = max(seconds, status.recent_lag_seconds)
+    seconds = status.steady_lag_seconds(time.time())
     if status.state != "streaming" or seconds < LAG_SECONDS:
         return
     behind = f"what is published now was written {seconds:.0f} s ago, and the replica set has {status.lag_rows} rows more"

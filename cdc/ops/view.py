@@ -55,6 +55,7 @@ class View:
             "status": status.to_json(),
             "master": status.master.to_json(),
             "lag_rows": status.lag_rows,
+            "lag_seconds": round(status.steady_lag_seconds(time.time()), 3),
             "limbo_seconds": round(status.limbo_seconds(time.time()), 3),
             "setup": status.setup.to_json(),
             "way": [station.to_json() for station in way(status)],

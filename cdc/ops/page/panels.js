@@ -52,7 +52,7 @@ function drawTroubles(frame, quote) {
 function drawNumbers(frame) {
   const { status, newest } = frame;
   const pairs = [
-    ["Lag", duration(status.lag_seconds)], ["Lag in rows", number(frame.lag_rows)],
+    ["Lag", duration(frame.lag_seconds)], ["Lag in rows", number(frame.lag_rows)],
     ["Rows per second", number(newest.rows_per_second)], ["Events per second", number(newest.events_per_second)],
     ["To Kafka per second", bytes(newest.bytes_per_second)],
     ["Commit, median", status.kafka.commit_ms_median === null ? "–" : `${number(status.kafka.commit_ms_median)} ms`],
