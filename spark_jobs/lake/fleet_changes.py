@@ -37,10 +37,9 @@ from spark_jobs.runner.job import Sink
 from spark_jobs.tables import delta
 from spark_jobs.tables.codegen import varying
 from spark_jobs.tables.format import TableFormat
-from spark_jobs.tables.places import Table, beside
+from spark_jobs.tables.places import HELD, Table, beside
 from spark_jobs.tables.state_files import StateFiles
 
-_HELD: Final = "_held"
 _QUERY, _BATCH = "query", "batch"
 _CLEAN_EVERY: Final = 20
 _NEVER: Final = 2**63 - 1
@@ -81,7 +80,7 @@ class FleetChangesSink(Sink):
         self._table = EventTable(
             session, path, topics.prefix, ("space",), spaces=topics.spaces, rules=rules, table_format=table_format
         )
-        self._held = beside(path, _HELD)
+        self._held = beside(path, HELD)
         self._control = ControlTable(session, path, table_format)
         self._files = StateFiles(session, state_path)
         self._candidates: dict[str, tuple[int, Ends]] = {}

@@ -30,7 +30,7 @@ from spark_jobs.tables import delta, iceberg
 from spark_jobs.tables.format import TableFormat
 from spark_jobs.tables.formats import check_iceberg, format_at
 from spark_jobs.tables.location import Location
-from spark_jobs.tables.places import CatalogTable, Table
+from spark_jobs.tables.places import HELD, CatalogTable, Table
 from spark_jobs.tables.upkeep import UPKEEP
 
 _WEEK_HOURS: Final = 168
@@ -125,9 +125,12 @@ def _maintain(session: SparkSession, table: Table, known: TableFormat, options: 
     if options.vacuum:
         yield upkeep.clean(session, table, options.vacuum_hours, is_dry=options.dry_run)
     if size >= _LARGE_BYTES and not has_layout and known is delta:
+        # Delta refuses a column of which it keeps no statistics.
+        summed_up = delta.describe(session, table)[0].get(delta.SKIPS_BY)
+        allowed = f", which must be one of {summed_up.replace(',', ', ')}" if summed_up else ""
         yield (
             f"{size >> 30} GiB without partitions or clustering: to make reads by a column faster, stop the job that writes the "
-            f"table and run ALTER TABLE {delta.identifier(table)} CLUSTER BY that column"
+            f"table and run ALTER TABLE {delta.identifier(table)} CLUSTER BY (that column){allowed}"
         )
 
 
@@ -181,6 +184,11 @@ def _is_of_a_job(session: SparkSession, table: CatalogTable, known: TableFormat,
     """Return whether a job has made a catalog's table. `folder` is the one that the jobs have in the schema's location."""
     state = known.state(session, table)
     if state is not None and any(name.startswith("tarantool_cdc.") for name in state.properties):
+        return True
+    # A table of events that wait has none, either: it is beside the one that they are for.
+    *schema, name = table.parts
+    owner = CatalogTable((*schema, name.removesuffix(HELD)))
+    if owner != table and known.exists(session, owner) and _is_of_a_job(session, owner, known, folder):
         return True
     # Tables that the program only registers, such as the findings of `audit`, have no such property.
     return folder is not None and delta.table_location(session, table).startswith(f"{folder}/")

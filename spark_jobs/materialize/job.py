@@ -34,7 +34,7 @@ from spark_jobs.materialize.publishing import TAIL, KafkaPublisher, Publication,
 from spark_jobs.runner.job import Job, Sink
 from spark_jobs.tables.codegen import varying
 from spark_jobs.tables.location import Location
-from spark_jobs.tables.places import beside
+from spark_jobs.tables.places import HELD, beside
 from spark_jobs.tables.state_files import state_folder
 
 _COMPACT_EVERY: Final = 20
@@ -113,7 +113,7 @@ class MaterializeSink(Sink):
         self._table = EventTable(
             session, self._events, topics.prefix, ("space",), spaces=topics.spaces, table_format=self._format
         )
-        self._held = HeldEvents(session, beside(self._events, "_held"), self._format, state_path, positions)
+        self._held = HeldEvents(session, beside(self._events, HELD), self._format, state_path, positions)
         self._forms: Forms | None = None
         self._has_learned = False
         self._applied: set[str] = set()

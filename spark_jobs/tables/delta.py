@@ -47,7 +47,8 @@ _Result = TypeVar("_Result")
 
 _TRANSACTION_NAME: Final = "spark.databricks.delta.write.txnAppId"
 _TRANSACTION_NUMBER: Final = "spark.databricks.delta.write.txnVersion"
-_SKIPS_BY: Final = "delta.dataSkippingStatsColumns"
+SKIPS_BY: Final = "delta.dataSkippingStatsColumns"
+"""Property with the columns whose values are summed up for each file; all, if it isn't there."""
 _FEED: Final = "delta.enableChangeDataFeed"
 _VACUUMED: Final = re.compile(f"{FILES_GONE}|DELTA_VERSION_NOT_FOUND|DELTA_LOG_FILE")
 """Errors of Delta and Spark where VACUUM has removed what tells the rows of a version."""
@@ -158,7 +159,7 @@ def create(
     has_others_inside: bool = False,
 ) -> None:
     """See `TableFormat.create`."""
-    settings = {**properties, **({_SKIPS_BY: ",".join(skips_by)} if skips_by else {})}
+    settings = {**properties, **({SKIPS_BY: ",".join(skips_by)} if skips_by else {})}
     if has_others_inside and isinstance(table, str):
         # Delta's own function to create a table would fail.
         if state(session, table) is None:

@@ -33,6 +33,10 @@ Table = str | CatalogTable
 """A path, or a table of a catalog."""
 
 
+HELD: Final = "_held"
+"""Name of the table of events that wait, beside the one that they are for."""
+
+
 def beside(table: Table, name: str) -> Table:
     """Return the table that belongs to another one under this name: in its folder, or beside it in its catalog's schema."""
     if isinstance(table, str):

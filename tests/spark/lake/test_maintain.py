@@ -6,9 +6,11 @@ import threading
 from pathlib import Path
 
 import pytest
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs import run
+from spark_jobs.lake import maintain
 from spark_jobs.runner.registered import Names, job_folder
 from spark_jobs.tables import delta as tables
 from spark_jobs.tables.location import Location
@@ -60,6 +62,8 @@ def test_only_tables_of_jobs_are_touched_in_a_catalog(spark: SparkSession, capsy
     try:
         spark.sql("CREATE TABLE kept.ours (id bigint) USING delta TBLPROPERTIES ('tarantool_cdc.prefix' = 'shop')")
         spark.sql("CREATE TABLE kept.theirs (id bigint) USING delta")
+        for name in ("ours_held", "theirs_held", "nobodys_held"):
+            spark.sql(f"CREATE TABLE kept.{name} (id bigint) USING delta")
         spark.sql("CREATE TABLE kept.another (id bigint) USING parquet")
         # As the findings of `audit`: the job writes to a path, and the program gives the table its name.
         location = Location(schema=("spark_catalog", "kept"), prefix="shop")
@@ -68,10 +72,27 @@ def test_only_tables_of_jobs_are_touched_in_a_catalog(spark: SparkSession, capsy
         Names(spark, location).give({"findings": findings})
         assert run.main(["maintain", "--catalog", "spark_catalog.kept", "--no-vacuum"]) == 0
         assert capsys.readouterr().out == (
-            "spark_catalog.kept.ours: nothing to do\nspark_catalog.kept.shop_findings: nothing to do\n"
+            "spark_catalog.kept.ours: nothing to do\nspark_catalog.kept.ours_held: nothing to do\n"
+            "spark_catalog.kept.shop_findings: nothing to do\n"
         )
     finally:
         spark.sql("DROP SCHEMA kept CASCADE")
+
+
+def test_a_large_table_may_be_clustered_by_what_is_summed_up(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintain, "_LARGE_BYTES", 0)
+    table = str(tmp_path / "users")
+    tables.create(spark, table, spark.range(0).selectExpr("id", "id seq", "id other").schema, {}, skips_by=["seq", "id"])
+    spark.range(1).selectExpr("id", "id seq", "id other").write.format("delta").mode("append").save(table)
+    assert run.main(["maintain", "--path", table, "--no-vacuum"]) == 0
+    _, _, advised = capsys.readouterr().out.strip().partition("and run ")
+    command, _, allowed = advised.partition("(that column)")
+    assert allowed == ", which must be one of seq, id"
+    with pytest.raises(AnalysisException, match="other"):
+        spark.sql(f"{command}(other)")
+    spark.sql(f"{command}(seq)")
 
 
 def test_where_no_table_is_there_is_nothing_to_do(
