@@ -189,7 +189,8 @@ def _start(
         own.begin(job.name, ends_without_topics=options.available_now)
     claim(session, options.checkpoint, owner)  # not before: with a mistyped prefix it would be of no more use
     feeder = _feeder(session, job, topics, own, sink, gate, getattr(options, "names", None))
-    stream = observed(job.stream(session, topics, options), knows_seq=sink.reads_avro and topics.schemas is not None)
+    knows_seq = sink.knows_seq or (sink.reads_avro and topics.schemas is not None)
+    stream = observed(job.stream(session, topics, options), knows_seq=knows_seq)
     writer = stream.writeStream.foreachBatch(feeder)
     writer = writer.queryName(f"tarantool-cdc {job.name}").option("checkpointLocation", options.checkpoint)
     return (writer.trigger(**trigger) if trigger else writer).start()

@@ -128,6 +128,12 @@ _SOURCE_MARK: Final = ',"source":{"version":'
 _OP: Final = '{"op":"'
 _NULL: Final = '","before":null,"after":'
 _IMAGE: Final = '","before":'
+_PART: Final = 256
+"""Number of bytes at the end of a message in which the mark of `source` is first looked for.
+
+Spark finds out quickly whether a text contains another one, by its first byte. To find where, it compares both at each place.
+"""
+_OVERLAP: Final = len(_SOURCE_MARK) - 1
 _BEHIND_NULL: Final = len(_OP) + 1 + len(_NULL) + 1
 _BEHIND_IMAGE: Final = len(_OP) + 1 + len(_IMAGE) + 1
 _PATCH: Final = 'null,"patch":'
@@ -138,6 +144,11 @@ _DELETED: Final = ',"after":null'
 def _has(place: int, text: str) -> str:
     """Return an SQL condition: the head has `text` at the byte `place`, counted from 1, or from the end if negative."""
     return f"substring(head, {place}, {len(text)}) = X'{text.encode().hex()}'"
+
+
+def _has_mark_in_last(count: int) -> str:
+    """Return an SQL condition: the mark of `source` is in the last `count` bytes of the message."""
+    return f"contains(cast(substring(cast(text as binary), -{count}) as string), '{_SOURCE_MARK}')"
 
 
 def _ends(text: str) -> str:
@@ -171,9 +182,12 @@ _FIRST_BALANCED: Final = (
 # expression Spark would search the message again for each use. `head` is the message up to its `source`, without the comma, or
 # empty. It is in bytes, because a position in bytes is reached directly, while characters have to be counted. The beginning and
 # the end of the head show which members it has (`layout`). `both` is two members with `mark` between them; the mark nearly
-# always occurs only once.
+# always occurs only once. The mark of `source` isn't in the last `skipped` bytes of the message, so it isn't looked for there.
 _STEPS: Final[Mapping[str, str]] = {
-    "tail": f"octet_length(substring_index(text, '{_SOURCE_MARK}', -1))",
+    "skipped": f"case when not {_has_mark_in_last(2 * _PART)} then {2 * _PART - _OVERLAP}"
+    f" when not {_has_mark_in_last(_PART)} then {_PART - _OVERLAP} else 0 end",
+    "tail": "skipped + octet_length(substring_index(cast(substring(cast(text as binary), 1, octet_length(text) - skipped)"
+    f" as string), '{_SOURCE_MARK}', -1))",
     "head": "if(tail < octet_length(text),"
     f" substring(cast(text as binary), 1, octet_length(text) - tail - {len(_SOURCE_MARK)}), X'')",
     "layout": f"case when not {_has(1, _OP)} then ''"
@@ -187,10 +201,10 @@ _STEPS: Final[Mapping[str, str]] = {
     "both": _in_layouts(images=_from(_BEHIND_IMAGE), upsert=_from(_BEHIND_PATCH)),
     "mark": _in_layouts(images="""'},"after":{'""", upsert="""'],"upsert":{'"""),
     "up_to_first": "substring_index(both, mark, 1)",
-    "behind_last": "substring_index(both, mark, -1)",
-    "is_once": "octet_length(up_to_first) + octet_length(behind_last) + octet_length(mark) = octet_length(both)",
+    "behind": "cast(substring(cast(both as binary), octet_length(up_to_first) + octet_length(mark) + 1) as string)",
+    "is_once": "octet_length(up_to_first) < octet_length(both) and not contains(behind, mark)",
     "left": f"if(is_once, up_to_first, {_FIRST_BALANCED})",
-    "right": "if(is_once, behind_last, substring(both, length(left) + length(mark) + 1))",
+    "right": "if(is_once, behind, substring(both, length(left) + length(mark) + 1))",
 }
 _ROWS: Final[Mapping[str, str]] = {
     "before": _in_layouts(images="concat(left, '}')", before=_from(_BEHIND_IMAGE, len(_DELETED)), path="$.before"),

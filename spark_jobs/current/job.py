@@ -176,6 +176,11 @@ class CurrentSink(Sink):
             self._is_merged = seen is not None and seen.is_all
             self._step(seen, merges_all=self._is_merged)
 
+    @property
+    def knows_seq(self) -> bool:
+        """See `Sink.knows_seq`."""
+        return self._changes is not None
+
     def newest_seq(self) -> int | None:
         """See `Sink.newest_seq`."""
         return None if self._changes is None else self._changes.newest_seq()

@@ -98,8 +98,13 @@ class Sink(ABC):
         `records` has the columns of Spark's Kafka source. `query` stays the same as long as the checkpoint stays the same.
         """
 
+    @property
+    def knows_seq(self) -> bool:
+        """Whether `newest_seq` tells the newest `seq` of each batch. Otherwise it is searched for in records in JSON."""
+        return False
+
     def newest_seq(self) -> int | None:
-        """Return the newest `seq` of the last batch, if the sink knows it better than who looks at records in JSON."""
+        """Return the newest `seq` of the last batch, if the sink knows it."""
         return None
 
     def counts(self) -> Mapping[str, int]:

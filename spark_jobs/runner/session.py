@@ -80,7 +80,10 @@ _SETTINGS: Final[Mapping[str, str]] = {
     # Largest method, in bytes, that Java compiles; 64 KB by default, which it would run in its slow interpreter.
     # Spark divides larger programs, as of rows with many columns, into small methods.
     "spark.sql.codegen.hugeMethodLimit": "8000",
-    # Parquet abandons a dictionary after a megabyte of values. Building it until then costs a third of writing an event.
+    # Number of bytes of different values after which Parquet abandons a column's dictionary; a megabyte by default. Until then
+    # it costs time for each value, and nothing is saved by it where values rarely repeat.
+    "spark.hadoop.parquet.dictionary.page.size": "65536",
+    # Of these columns it is known.
     **{f"spark.hadoop.parquet.enable.dictionary#{column}": "false" for column in _UNIQUE},
 }
 

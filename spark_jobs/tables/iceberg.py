@@ -53,6 +53,8 @@ _PROPERTIES: Final[Mapping[str, str]] = {
     "write.spark.fanout.enabled": "true",
     # Each commit writes the metadata to a new file. Without this the old ones would stay for good.
     "write.metadata.delete-after-commit.enabled": "true",
+    # Number of bytes of different values after which a column's dictionary is abandoned (session.py); two megabytes by default.
+    "write.parquet.dict-size-bytes": "65536",
     # Number of rows that Spark reads at a time; 5000 by default, which is too much memory for rows of 600 KB.
     "read.parquet.vectorization.batch-size": "256",
 }

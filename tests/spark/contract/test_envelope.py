@@ -59,6 +59,18 @@ def test_rows_that_look_like_envelopes_are_cut_out_whole(spark: SparkSession) ->
         assert {name: row[name] for name in ("before", "after", "patch", "upsert") if row[name] is not None} == rows
 
 
+def test_a_source_of_any_length_is_found(spark: SparkSession) -> None:
+    # The mark of `source` is looked for in the last 256 bytes of a message, then in the last 512, then in all of it.
+    messages: list[Message] = []
+    for seq, count in enumerate((1, *range(245, 270), *range(500, 526), 3000), 1):
+        after = f'{{"id":{seq},"n":1e300}}'  # where the mark isn't found, Spark writes it as 1.0E300
+        source = f',"source":{{"version":"","table":"users","space_id":512,"seq":{seq},"schema_version":1}}}}'
+        source = source.replace('""', f'"{"x" * (count - len(source))}"', 1)
+        messages.append(Message("shop.users", '{"id":1}', f'{{"op":"c","before":null,"after":{after}{source}'))
+    rows = read(spark, *messages)
+    assert [row["after"] for row in rows] == [f'{{"id":{seq},"n":1e300}}' for seq in range(1, len(messages) + 1)]
+
+
 def test_a_message_in_another_order_and_spacing_is_read_as_equal_json(spark: SparkSession) -> None:
     message = put("c", {"id": 1, "f": 1.5, "t": "ä"}, 3)
     assert message.value is not None

@@ -100,6 +100,16 @@ def test_a_control_record_that_is_none_is_an_error(spark: SparkSession, tmp_path
 
 
 @pytest.mark.one_of_these("events for readers")
+def test_the_sink_knows_the_newest_seq_of_a_batch(spark: SparkSession, tmp_path: Path) -> None:
+    topics = FakeTopics(spark)
+    sink = ChangesSink(spark, TOPICS, str(tmp_path), topics)
+    assert sink.knows_seq
+    assert sink.newest_seq() is None
+    sink.write(topics.send(schema(0), *(put("c", {"id": seq}, seq) for seq in (2, 7, 5))), 0, "query")
+    assert sink.newest_seq() == 7
+
+
+@pytest.mark.one_of_these("events for readers")
 def test_a_small_batch_has_no_task_and_no_file_for_each_partition(spark: SparkSession, tmp_path: Path) -> None:
     topics, counts = FakeTopics(spark), []
     sink = ChangesSink(spark, TOPICS, str(tmp_path), topics)
