@@ -139,9 +139,11 @@ class ImageChanges:
             return before
         return after if is_same and (self._fitting is None or self._fitting.fits(after)) else before
 
-    def gone(self, before: bytes) -> tuple[bytes, bytes, bytes]:
-        """Return key, opening and content of the event that says that a row is gone. Raises EncodingError."""
-        return (self.space.key_of(tuple_values(before)), *self._gone(before))
+    def event_of(self, tuple_: bytes, *, is_gone: bool) -> tuple[bytes, bytes, bytes]:
+        """Return key, opening and content of the event that says that a row is gone, or is new. Raises EncodingError."""
+        values = tuple_values(tuple_)
+        event = self._gone(tuple_) if is_gone else (self._openings.create, self.space.rows[len(values)](values))
+        return (self.space.key_of(values), *event)
 
     def put(self, key: bytes, before: bytes | None, after: bytes, tuple_: Sequence[Any]) -> tuple[bytes, bytes] | None:
         """Set a key's tuple to `after` (decoded: `tuple_`), replacing `before`; return opening and content of the event."""

@@ -63,9 +63,12 @@ class Move:
 class ShardedCluster:
     """The cluster."""
 
-    def __init__(self, chance: random.Random, *, changes_buckets: bool = False) -> None:
-        """With `changes_buckets`, rows get another bucket, and keys come back in another one."""
-        self._chance, self._changes_buckets = chance, changes_buckets
+    def __init__(self, chance: random.Random, *, changes_buckets: bool = False, is_old: bool = False) -> None:
+        """With `changes_buckets`, rows get another bucket, and keys come back in another one.
+
+        If it `is_old`, vshard counts no attempts to move, as before 0.1.41.
+        """
+        self._chance, self._changes_buckets, self._is_old = chance, changes_buckets, is_old
         self.shards = {name: _shard(name, UUID(int=number + 1)) for number, name in enumerate(NAMES)}
         self.changes: dict[int, list[UserChange]] = defaultdict(list)
         """What users have done to each key of the cluster, in order."""
@@ -182,7 +185,7 @@ class ShardedCluster:
         if bucket in self._moves or any(row[0] == bucket for row in destination.master.contents("_bucket")):
             return
         generation = self._generation[bucket] = self._generation[bucket] + 1
-        if self._chance.random() < 0.5:
+        if self._chance.random() < 0.5 and not self._is_old:
             self._state(source, bucket, "readonly", None, generation - 1)
         self._state(source, bucket, "sending", destination, generation)
         self._state(destination, bucket, "receiving", source, generation)
@@ -236,9 +239,9 @@ class ShardedCluster:
             shard.master.delete("orders", row[0])
         shard.master.delete("_bucket", bucket)
 
-    @staticmethod
-    def _state(shard: Shard, bucket: int, status: str, peer: Shard | None, generation: int) -> None:
-        shard.master.replace("_bucket", bucket, status, str(peer.uuid) if peer is not None else None, {"generation": generation})
+    def _state(self, shard: Shard, bucket: int, status: str, peer: Shard | None, generation: int) -> None:
+        options = {} if self._is_old else {"generation": generation}
+        shard.master.replace("_bucket", bucket, status, str(peer.uuid) if peer is not None else None, options)
 
 
 def _shard(name: str, uuid: UUID) -> Shard:

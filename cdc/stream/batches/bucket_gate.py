@@ -145,10 +145,13 @@ class BucketGate:
             if fate is Fate.PUBLISHED and after is not None and not is_after_here and is_here:
                 # The row was given to a bucket that isn't this shard's any more: here it is gone.
                 self.queues.lose(bucket_after, None, space.form.space_id, key)
-                return changes.gone(before)
-            # A row of a bucket that has left, or that leaves with what waits, may have been given to one that is here.
-            has_left = not is_here or (fate is Fate.LOST and bucket_after != queue)
-            return found if fate is Fate.PUBLISHED or (is_after_here and has_left) else None
+                return changes.event_of(before, is_gone=True)
+            if fate is Fate.PUBLISHED:
+                return found
+            # A row of a bucket that has left, or that leaves with what waits, may have been given to one that is here. Or its
+            # key has got a new row over a dead copy. Nothing of this shard's was there before.
+            has_left = not is_here or bucket_after != queue
+            return changes.event_of(after, is_gone=False) if after is not None and is_after_here and has_left else None
 
         return apply
 

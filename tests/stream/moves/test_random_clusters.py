@@ -16,12 +16,28 @@ from tests.fakes.sharded import EMPTIED, NAMES, ShardedCluster
 class Fleet:
     """A cluster and a daemon for each shard."""
 
-    def __init__(self, seed: int, *, changes_buckets: bool = True) -> None:
+    def __init__(self, seed: int, *, changes_buckets: bool = True, is_old: bool = False, are_late: bool = False) -> None:
+        """If daemons `are_late`, they begin one after the other while buckets move. For the rest see ShardedCluster."""
         self.chance = random.Random(seed)
-        self.servers = ShardedCluster(self.chance, changes_buckets=changes_buckets)
+        self.servers = ShardedCluster(self.chance, changes_buckets=changes_buckets, is_old=is_old)
         self.kafka = Cluster(NAMES)
-        self.daemons = [Daemon(self.kafka, name, shard.log()) for name, shard in self.servers.shards.items()]
+        self.daemons: list[Daemon] = []
+        for name in self.chance.sample(NAMES, len(NAMES)):
+            if are_late:
+                self.move_on(self.chance.randrange(60))
+            self.daemons.append(Daemon(self.kafka, name, self.servers.shards[name].log()))
         self.first = {key: len(changes) for key, changes in self.servers.changes.items()}
+
+    def move_on(self, steps: int) -> None:
+        """The cluster and the daemons that are there go on."""
+        for _ in range(steps):
+            self.servers.step(truncates=False)
+            if self.daemons:
+                daemon = self.chance.choice(self.daemons)
+                self.feed(daemon)
+                daemon.read(5)
+                daemon.hear()
+                daemon.commit()
 
     def work(self, steps: int, crashes: float) -> None:
         """The cluster and the daemons go on, each now and then."""
@@ -59,11 +75,18 @@ class Fleet:
                 daemon.answer()
                 daemon.commit()
 
-    def check(self) -> None:
-        """Hold that consumers have seen what users did."""
+    def check_end(self) -> None:
+        """Hold that nothing waits, and that consumers have the cluster's rows."""
         assert [daemon.waits for daemon in self.daemons] == [{}, {}, {}]
         rows = sorted(([*row] for row in self.servers.rows.values()), key=repr)
         assert kept(self.daemons) == rows
+        last = {(event["after"] or event["before"])["id"]: event for event in self.kafka.events if event["op"] != "t"}
+        wrong = {key: (row, shown(last[key])) for key, row in self.servers.rows.items() if shown(last[key])[2] != row}
+        assert not wrong
+
+    def check(self) -> None:
+        """Hold that consumers have seen what users did."""
+        self.check_end()
         of_key = defaultdict(list)
         for place, event in enumerate(self.kafka.events):
             if event["op"] != "t":
@@ -107,10 +130,22 @@ def test_users_changes_once_and_in_order(seed: int, lives: int, crashes: float) 
     for life in range(lives):
         told = seed + life
         print("seed", told)
-        fleet = Fleet(told)
+        fleet = Fleet(told, is_old=life % 4 == 0)
         fleet.work(200, crashes)
         fleet.come_to_rest()
         fleet.check()
+
+
+@pytest.mark.parametrize("lives", [6, pytest.param(500, marks=pytest.mark.soak)])
+def test_daemons_that_begin_while_buckets_move(seed: int, lives: int) -> None:
+    """Their snapshots are of different moments, so history has gaps; consumers end with the cluster's rows."""
+    for life in range(lives):
+        told = seed + life
+        print("seed", told)
+        fleet = Fleet(told, are_late=True)
+        fleet.work(200, 0.05)
+        fleet.come_to_rest()
+        fleet.check_end()
 
 
 @pytest.mark.parametrize("seed", [3, 11, 13, 15])
