@@ -208,15 +208,17 @@ class Shards:
     def has_passed_since(self, bucket_id: int, generation: int) -> bool | None:
         """Return whether another shard that had published a bucket has passed it on, by the move with this generation.
 
-        None while no shard says so.
+        None while no shard says so, and while a shard has the bucket, or has yet to begin, that may be the one.
         """
         arrival = BucketRecord(RECEIVING, generation)
-        for name, shard in self._shards.items():
-            found = shard.records.get(bucket_id) if name != self.own_name else None
-            passed = _was_passed(found, arrival, "") if found is not None else None
-            if passed is not None:
-                return passed
-        return None
+        others = [shard for name, shard in self._shards.items() if name != self.own_name]
+        records = [shard.records[bucket_id] for shard in others if bucket_id in shard.records]
+        if any(shard.replicaset_uuid is None for shard in others):
+            return None
+        if any((found.generation or 0) < generation and found.status not in LEFT for found in records):
+            return None
+        passed = [verdict for verdict in (_was_passed(found, arrival, "") for found in records) if verdict is not None]
+        return any(passed) if passed else None
 
     def questions(self) -> list[tuple[str, int]]:
         """Return the shards that ask this one about buckets that it has no record of, and the buckets."""

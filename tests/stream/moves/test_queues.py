@@ -12,7 +12,7 @@ import pytest
 from cdc.protocol.constants import Type
 from cdc.stream.moves.held import Held, HeldRow, Origin, unpack
 from cdc.stream.moves.queues import BucketQueues, Fate
-from cdc.stream.moves.records import BucketRecord, Shards, Step
+from cdc.stream.moves.records import BucketRecord, Shards, Step, bucket_key
 from tests.fakes.moving import CAPTURES, Cluster, Daemon, expected, kept, outcome, pieces, seen
 
 NAMES: Final = ("a1", "b1", "c1")
@@ -334,6 +334,18 @@ def test_what_one_row_of_the_log_stands_for_goes_on_together() -> None:
     queues.step(7, Step("active", 1), (1, 8, 0))
     settled = [(held.place[1], queues.is_settled) for held, _ in queues.advance(1) if isinstance(held, Held)]
     assert settled == [(5, True), (8, True), (6, False), (6, True), (7, True)]
+
+
+@pytest.mark.parametrize(("status", "passed"), [("receiving", None), ("sent", True)])
+def test_rows_of_a_snapshot_wait_for_the_shard_that_still_has_the_bucket(status: str, passed: bool | None) -> None:
+    """A third shard that receives it again later says nothing of an earlier move that wasn't its own."""
+    shards = Shards("s1", ("s1", "s2", "s3"))
+    records = {"s2": BucketRecord("receiving", 3, first=2), "s3": BucketRecord(status, 1 if passed is None else 2, first=2)}
+    for name, record in records.items():
+        assert shards.has_passed_since(5, 2) is None, "this shard hasn't begun"
+        shards.fold(name, bucket_key(None), b'{"replicaset_uuid":"%b"}' % name.encode())
+        shards.fold(name, bucket_key(5), record.to_json())
+    assert shards.has_passed_since(5, 2) is passed
 
 
 def test_fates() -> None:
