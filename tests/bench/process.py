@@ -228,22 +228,7 @@ class Daemon:
         The first row is taken to come when the daemon logs that it follows the master, which is when it has subscribed;
         the last commit is when a reader sees its checkpoint.
         """
-        watch = CheckpointWatch(self._kafka, self.prefix)
-        started = time.time()
-        process = self.start(until_caught_up=True)
-        usage = Usage(process.pid)
-        try:
-            last_commit = watch.wait(lsn, process)
-            _expect_success(process)
-            usage.close()
-            first_row = logged_at(process, "following")
-            cpu = usage.cpu_seconds(first_row, last_commit)
-            memory = usage.peak_rss_bytes, usage.peak_anonymous_bytes
-            return Run(started, first_row, last_commit, cpu, *memory, watch.commit_count)
-        finally:
-            process.kill()
-            usage.close()
-            watch.close()
+        return measure_tail(self._kafka, self.prefix, lambda: self.start(until_caught_up=True), lsn)
 
     def measure_replay(self, files: Path) -> Run:
         """Read a server's files from their beginning, which is its first snapshot, to their end.
@@ -279,6 +264,26 @@ class Daemon:
         finally:
             process.kill()
             usage.close()
+
+
+def measure_tail(kafka: KafkaServer, prefix: str, start: Callable[[], ChildProcess], lsn: int) -> Run:
+    """Start a daemon with this prefix of its control topics, and do as Daemon.measure_tail."""
+    watch = CheckpointWatch(kafka, prefix)
+    started = time.time()
+    process = start()
+    usage = Usage(process.pid)
+    try:
+        last_commit = watch.wait(lsn, process)
+        _expect_success(process)
+        usage.close()
+        first_row = logged_at(process, "following")
+        cpu = usage.cpu_seconds(first_row, last_commit)
+        memory = usage.peak_rss_bytes, usage.peak_anonymous_bytes
+        return Run(started, first_row, last_commit, cpu, *memory, watch.commit_count)
+    finally:
+        process.kill()
+        usage.close()
+        watch.close()
 
 
 def logged_at(process: ChildProcess, event: str, count: int = 1) -> float:

@@ -22,6 +22,7 @@ from tests.bench.process import DELIVERIES, RUN_TIMEOUT_SECONDS, CheckpointWatch
 from tests.bench.raw_drain import drain
 from tests.bench.replica import Replica
 from tests.bench.results import STORE_FACTOR, SYNC_PEER, Result
+from tests.bench.shards import ShardDaemons
 from tests.bench.spark_peers import PEERS
 from tests.bench.store import update_stored
 from tests.bench.visitors import visitors
@@ -192,6 +193,32 @@ def sync(bench: Bench) -> Iterator[Result]:
             run = daemon.measure_tail(masters[what].lsn)
             name = f"{what}, images" if has_images else what
             yield bench.counted(_of_run(section, name, rows, run, f"{delivery}, {run.commit_count} commits"), daemon, delivery)
+
+
+def fleet(bench: Bench) -> Iterator[Result]:
+    """New keys of two shards, with images: by turns one daemon alone, and the daemons of both at the same time."""
+    section, delivery, rows = "fleet", DELIVERIES[0], bench.rows
+    with bench.master("shard-1", rows * bench.rounds) as first, bench.master("shard-2", rows * bench.rounds) as second:
+        masters = {"s1": first, "s2": second}
+        for number in range(bench.rounds):
+            alone = bench.daemon(f"fleet-alone-{number}", first, delivery, images=True)
+            servers = {name: master.server for name, master in masters.items()}
+            shards = ShardDaemons(bench.directory, f"bench-{bench.token}-fleet-{number}", servers, bench.kafka)
+            alone.catch_up()
+            shards.catch_up()
+            start = VClock(first.server.vclock())
+            for place, master in enumerate(masters.values()):
+                master.fill(rows, rows_per_transaction=500, first=1 + (2 * number + place) * rows)
+            yield _raw(section, first, start, first.lsn, rows)
+            yield _of_run(section, "one daemon", rows, alone.measure_tail(first.lsn), delivery)
+            runs = shards.measure_tails({name: master.lsn for name, master in masters.items()})
+            for name, run in runs.items():
+                yield _of_run(section, f"daemon of {name}", rows, run, delivery)
+            seconds = max(run.last_commit for run in runs.values()) - min(run.first_row for run in runs.values())
+            cpu = sum(run.cpu_seconds for run in runs.values())
+            both = Result(section=section, what="both together", rows=2 * rows, seconds=seconds, cpu_seconds=cpu)
+            both.counted = count_rows(bench.kafka, f"{shards.prefix}.{SPACE}", 2 * rows).rows
+            yield both
 
 
 def store(bench: Bench) -> Iterator[Result]:
@@ -469,6 +496,7 @@ SECTIONS: Final[dict[str, Callable[[Bench], Iterator[Result]]]] = {
     "snapshot": snapshot,
     "images": images,
     "sync": sync,
+    "fleet": fleet,
     "store": store,
     "replay": replay,
     "latency": latency,

@@ -37,7 +37,7 @@ def test_measures_a_stream_and_writes_down_what_it_found(servers: LocalServers, 
 @pytest.mark.timeout(600)
 def test_measures_what_it_says_and_loses_no_row(servers: LocalServers, tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
-    chosen = "tail-500,tail-1,sync,snapshot,replay,latency,backlog"
+    chosen = "tail-500,tail-1,sync,fleet,snapshot,replay,latency,backlog"
     sizes = ["--rows", str(ROWS), "--backlog", str(ROWS), "--rate", "2000", "--latency-seconds", "1"]
     results = measure(parse(["--only", chosen, *sizes, "--json", str(file)]), servers, tmp_path)
 
@@ -57,6 +57,7 @@ def test_measures_what_it_says_and_loses_no_row(servers: LocalServers, tmp_path:
             assert daemon.cpu_us_per_row > 0.5
     for what in ("asynchronous", "synchronous"):
         assert found["sync", what].counted == found["sync", f"{what}, images"].counted == ROWS
+    assert found["fleet", "both together"].counted == 2 * ROWS
     assert found["snapshot", "exactly_once"].counted == ROWS
     assert found["replay", "no images"].counted == found["replay", "images"].counted == ROWS
     assert (found["backlog", "exactly_once"].counted or 0) > ROWS
