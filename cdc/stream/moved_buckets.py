@@ -103,9 +103,12 @@ class MovedBuckets:
         assert images is not None
         state = events.base.snapshot
         snapshot_id, vclock = state.snapshot_id if state is not None else 0, context.envelope.vclock(VClock(events.vclock))
-        for space_id, field in list(self._gate.sharded.items()):
+        for form in context.spaces.published_forms():
+            space_id = form.space_id
             space = encoder_of(context.spaces, space_id)
-            if space is None:
+            # Known once there is an encoder: since this start, the space may have had no row.
+            field = self._gate.sharded.get(space_id)
+            if space is None or field is None:
                 continue
             pieces = context.envelope.snapshot_pieces(space, snapshot_id, vclock, events.now_us)
             for _, tuple_ in images.scan(space_id):

@@ -193,6 +193,26 @@ def test_from_any_checkpoint(seed: int) -> None:
 
 
 @pytest.mark.usefixtures("path")
+def test_killed_before_a_snapshots_rows_are_published_once_more() -> None:
+    """All of them are, though no row of their spaces has come since the start."""
+    cluster = Cluster(NAMES)
+    source, destination, third = daemons = [
+        Daemon(cluster, name, pieces(CAPTURES / "j" / name, place)) for name, place in zip(NAMES, (0, 3, 0), strict=True)
+    ]
+    destination.read(10_000)
+    destination.commit()
+    destination.flush()
+    destination.start()
+    for daemon in (source, third):
+        daemon.read(10_000)
+        daemon.commit()
+    come_to_rest(daemons)
+    wanted = {key: rows[0] for key, rows in outcome("j").items() if rows}
+    found = {key: changes[-1][2] for key, changes in seen(cluster.events).items() if changes[-1][2] is not None}
+    assert found == wanted
+
+
+@pytest.mark.usefixtures("path")
 def test_a_former_version_has_recorded_nothing() -> None:
     """Then the buckets are recorded as they are at the checkpoint, and moves are hidden from there on."""
     cluster, daemons = cluster_of("e")
