@@ -23,8 +23,11 @@ _KEPT: Final = "history.expire.max-snapshot-age-ms"
 _FIVE_DAYS_MS: Final = 5 * 24 * 3600 * 1000
 _HOUR_MS: Final = 3600 * 1000
 _OF_HADOOP: Final = "org.apache.iceberg.hadoop.HadoopFileIO"
+"""Class of Hadoop's access to files, which can't list a folder that isn't there."""
+_RESOLVING: Final = "org.apache.iceberg.io.ResolvingFileIO"
+"""Class of an access to files that chooses another one by the scheme, as REST catalogs have it by default."""
 _LISTS: Final = "org.apache.iceberg.io.SupportsPrefixOperations"
-"""Class of an access to files, and the interface of those that can list what is under a prefix."""
+"""Interface of accesses to files that can list what is under a prefix."""
 _MANIFESTS_MAX: Final = 100
 """Number of manifests from which they are rewritten, too."""
 
@@ -91,7 +94,10 @@ def clean(session: SparkSession, table: Table, hours: float, *, is_dry: bool) ->
 def _lists_itself(session: SparkSession, found: Any) -> bool:
     """Return whether Iceberg's own access to an object store lists the table's files: Hadoop may not know their scheme (s3)."""
     files = found.io()
-    return files.getClass().getName() != _OF_HADOOP and bool(is_instance_of(session.sparkContext._gateway, files, _LISTS))
+    name = files.getClass().getName()
+    if name == _RESOLVING:
+        name = files.ioClass(found.location()).getName()
+    return name != _OF_HADOOP and bool(is_instance_of(session.sparkContext._gateway, files, _LISTS))
 
 
 def _actions(session: SparkSession) -> Any:
