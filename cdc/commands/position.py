@@ -174,7 +174,7 @@ def _store_text(config: Config, store: VClock | None) -> str:
 def _records(config: Config, stored: Checkpoint) -> list[tuple[bytes, bytes]]:
     now_ms = time.time_ns() // 1_000_000
     assert stored.position is not None
-    writer = Writer(stored.writer or "", bool(stored.has_store), stored.transactional_id)
+    writer = Writer(stored.writer or "", bool(stored.has_store), stored.transactional_id, stored.awaits_former)
     records = [position_record(config.name, stored.position, writer, now_ms)]
     owner_key, owner = owner_record(config.name, now_ms)
     assert owner is not None
@@ -226,8 +226,10 @@ def _write(config: Config, records: list[tuple[bytes, bytes]]) -> None:
         producer.init_transactions(_SECONDS)
         _without_position(config)  # what a daemon that has just started has written; from here on, it writes no more
         producer.begin_transaction()
-        for key, value in records:
+        for number, (key, value) in enumerate(records):
             producer.produce(topic, value, key, partition=0)
+            if not number:
+                producer.flush(_SECONDS)  # the first message goes alone: see cdc.kafka.first_writes
         producer.commit_transaction(_SECONDS)
     except KafkaException as error:
         raise reading_error(error.args[0], f"{topic} can't be written") from error

@@ -168,7 +168,11 @@ def test_with_the_prefix_of_another_daemon_its_events_are_no_lost_checkpoint(mon
     """Nothing is to be rebuilt: the remedy is a prefix of its own."""
     monkeypatch.setattr(ReadersView, "newest_numbers", lambda _: Numbers(7))
     monkeypatch.setattr(admission, "check_alone", lambda *_: None)
+    monkeypatch.setattr(admission, "read", lambda _: Checkpoint(Position()))
     own = config(http={"listen": ""})
+    (begun,) = failures(of_kafka(own, Checkpoint()))
+    assert "another daemon of this name has begun meanwhile" in begun
+    monkeypatch.setattr(admission, "read", lambda _: Checkpoint())
     (lost,) = failures(of_kafka(own, Checkpoint()))
     assert "--rebuild-state" in lost
     foreign = Checkpoint()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from cdc.commands import position as command
 from cdc.commands.position import export, put_back, show
 from cdc.config import Config, parse
 from cdc.errors import ConfigurationError, RequestError
+from cdc.kafka.clients import KafkaClients
+from cdc.kafka.topic_admin import TopicAdmin
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
@@ -177,3 +180,20 @@ def test_it_is_shown(config: Config, kafka: Kafka, monkeypatch: pytest.MonkeyPat
     kafka.stored = Checkpoint()
     show(config, said.append, as_json=False)
     assert said[-1] == "the daemon 'shop' has no checkpoint at k:9092"
+
+
+def test_the_first_record_is_sent_alone(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Kafka refuses a first batch and takes a second one, the first one is lost: that would be the position."""
+    calls: list[str] = []
+    producer = SimpleNamespace(
+        init_transactions=lambda _: None,
+        begin_transaction=lambda: None,
+        produce=lambda topic, value, key, partition: calls.append(key.decode()),  # noqa: ARG005 - as it is called
+        flush=lambda _: calls.append("flush"),
+        commit_transaction=lambda _: calls.append("commit"),
+    )
+    monkeypatch.setattr("cdc.daemon.admission.read", lambda _: Checkpoint())
+    monkeypatch.setattr(KafkaClients, "fencer", lambda *_: producer)
+    monkeypatch.setattr(TopicAdmin, "ensure", lambda *_: None)
+    command._write(config, [(b"position", b"1"), (b"form", b"2"), (b"owner", b"3")])
+    assert calls == ["position", "flush", "form", "owner", "commit"]
