@@ -69,6 +69,8 @@ KINDS: Final = (
     "member upgraded",
     "configuration changed",
     "spaces left out",
+    "verify",
+    "position put back",
 )
 
 _LASTS: Final = {"frozen and replaced": 12.0}
@@ -158,6 +160,8 @@ class Strikes:
             "member upgraded": self._upgrade,
             "configuration changed": self._configure,
             "spaces left out": self._leave_out,
+            "verify": self._verify,
+            "position put back": self._put_back,
         }
         assert tuple(self._table) == KINDS
 
@@ -472,3 +476,13 @@ class Strikes:
         world.leave_out("space 1 [12]")
         self._stop(fault)
         self._later(fault.seconds + 1.0, world.include_all)
+
+    def _verify(self, fault: Fault) -> None:
+        """`tarantool-cdc verify`."""
+        if self._world.pair is None and not self._world.judge.is_rewritten:
+            self._world.operators.verify(fault.seconds)
+
+    def _put_back(self, fault: Fault) -> None:
+        """`tarantool-cdc position export`, and `set` after a loss."""
+        if self._world.pair is None and not self._world.judge.is_rewritten:
+            self._world.operators.export(fault.seconds)

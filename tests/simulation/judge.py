@@ -205,8 +205,8 @@ class Judge:
 
     def _note_position(self, position: Position) -> None:
         snapshot, former = position.snapshot, self.decided.snapshot
-        if snapshot and former and snapshot.base_id != former.base_id:
-            if not self.is_exact:
+        if snapshot and snapshot.base_id != (former.base_id if former else 0):
+            if not self.is_exact and former:
                 # What was shown after the last checkpoint, of spaces whose forms weren't committed, is unknown to this snapshot.
                 self._unknown.checkpoint_lost(self.decided, self._stored)
             self._unknown.snapshot_begun(self._highest_seq)

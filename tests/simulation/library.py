@@ -308,6 +308,8 @@ class Library:
 
 
 REPLACED: Final = {
+    "cdc.commands.position": ("threading", "time"),
+    "cdc.commands.verify": ("time",),
     "cdc.daemon.admission": ("lock",),
     "cdc.daemon.backoff": ("random",),
     "cdc.daemon.beginning": ("threading",),

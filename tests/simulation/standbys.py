@@ -34,6 +34,8 @@ class Pair:
         self._world = world
         self._active = 1
         self._has_gap = False
+        self.rebuilds: set[int] = set()
+        """Machines whose next process is told to rebuild its store."""
 
     @property
     def life(self) -> Life:
@@ -59,7 +61,8 @@ class Pair:
         for machine in MACHINES:
             life = self.newest(machine)
             if (life.is_over or not life.process.is_alive) and not self._world.is_disk_full:
-                self._world.start(machine=machine)
+                self._world.start(machine=machine, rebuild_state=machine in self.rebuilds)
+                self.rebuilds.discard(machine)
 
     def logs_dropped(self) -> None:
         """Members have removed logs, which a standby may need."""
@@ -79,6 +82,9 @@ class Pair:
         elif is_beside and former.claimed_at is not None:
             # It had the name last, for all that it could read before the other one has written.
             assert now - former.claimed_at < _LATE_SECONDS, f"{life.process.name} claims the name beside {former.process.name}"
+        if life.claimed_at is None:
+            snapshot = self._world.judge.decided.snapshot
+            life.continues = life.has_stood_by and snapshot is not None and snapshot.is_complete
         life.claimed_at = now
         if life.state_number != self._active:
             self._active = life.state_number
@@ -105,10 +111,8 @@ class Pair:
 
     def took_snapshot(self, life: Life, reason: str) -> None:
         """A process takes a snapshot."""
-        judge = self._world.judge
-        snapshot = judge.decided.snapshot
-        is_excused = self._has_gap or judge.may_jump or snapshot is None or (not snapshot.is_complete and not judge.has_images)
-        assert not life.has_stood_by or is_excused, f"{life.process.name} takes a snapshot after it stood by: {reason}"
+        is_excused = self._has_gap or self._world.judge.may_jump
+        assert not life.continues or is_excused, f"{life.process.name} takes a snapshot after it stood by: {reason}"
 
     def is_ready(self) -> bool:
         """Whether the standby could take over, with the rows at the newest checkpoint."""

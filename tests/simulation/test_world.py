@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -87,3 +87,38 @@ def test_a_take_over_that_begins_again_awaits_it_too() -> None:
     result = run_seed(7, lambda world: world.deliver(is_exact=False), faults=faults, rounds=60)
     assert result.failure is None, "\n".join([*result.trace, str(result.failure)])
     assert result.life_count == 3
+
+
+def _faults(*faults: tuple[float, str, float]) -> dict[str, Any]:
+    return {"faults": [Fault(*one) for one in faults]}
+
+
+FOUND: Final[dict[str, tuple[int, int, dict[str, Any]]]] = {
+    "a position before what waits": (304267, 16, _faults((0.4744, "history rewritten", 0.0006), (0.8512, "disk full", 8.1498))),
+    "a row seen again": (84, 19, _faults((0.1053, "history rewritten", 0.1648), (0.6383, "history rewritten", 13.5484))),
+    "two standbys started at once": (36, 40, _faults()),
+    "two standbys without a store": (2441, 12, _faults((0.2431, "disk full", 9.7425))),
+    "a standby's disk that was full": (2564, 16, _faults((0.4977, "disk full", 0.4436))),
+    "records of a commit that hangs": (
+        502066,
+        10,
+        _faults(
+            (0.0939, "snapshot requested", 0.0157),
+            (0.3237, "markers left out", 7.6229),
+            (1.6492, "take-over begins again", 1.6419),
+        ),
+    ),
+    "a position put back where leaders move": (
+        2072,
+        1,
+        _faults((0.2668, "leaders move", 11.5336), (0.7789, "position put back", 3.5727)),
+    ),
+}
+"""Seeds, rounds and faults that have found something wrong in the product, and failed before it was mended."""
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_was_found_stays_mended(name: str) -> None:
+    seed, rounds, faults = FOUND[name]
+    result = run_seed(seed, rounds=rounds, **faults)
+    assert result.failure is None, "\n".join([*result.trace, f"seed {seed}: {result.failure}"])
