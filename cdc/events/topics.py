@@ -163,8 +163,12 @@ class SpaceFilter:
     def __init__(self, include: list[str], exclude: list[str]) -> None:
         self._include = [re.compile(pattern) for pattern in include]
         self._exclude = [re.compile(pattern) for pattern in exclude]
+        self.kept: frozenset[int] = frozenset()
+        """Spaces that count as published whatever they are called."""
 
     def __call__(self, space_id: int, name: str) -> bool:
+        if space_id in self.kept:
+            return True
         is_system = space_id <= SYSTEM_SPACE_MAX
         included = any(pattern.fullmatch(name) for pattern in self._include if not is_system or pattern.pattern.startswith("_"))
         return included and not any(pattern.fullmatch(name) for pattern in self._exclude)

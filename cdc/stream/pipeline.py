@@ -89,7 +89,7 @@ class Pipeline:
         if is_behind:
             stored = [replace(space, routing=routes.of_past(str(space.space_row[2]))) for space in stored]
         schema = SchemaTracker(stored, position.schema_version, mark, routing)
-        spaces = Spaces(surroundings, schema, envelope, builder, images)
+        spaces = Spaces(surroundings, schema, envelope, builder, images, published if is_behind else ())
         refusals = Refusals(options, spaces, builder, images, str(server_uuid))
         refusals.are_past = is_behind
         notifier = Notifier(builder, options.prefix, is_on=options.has_notifications)
@@ -327,4 +327,5 @@ def _end_past(context: EventContext, routes: Routes, published: Collection[Store
     """Have the rows behind the catch-up published by the configuration's rules; for `published` see Pipeline."""
     context.refusals.are_past = context.builder.names.are_past = False
     context.builder.forget_topics()
+    context.spaces.begin_rules()
     context.spaces.schema.begin_rules(context.envelope.columns.mark, routes.of, published)

@@ -108,6 +108,11 @@ FOUND: Final[dict[str, tuple[int, int, dict[str, Any]]]] = {
             (1.6492, "take-over begins again", 1.6419),
         ),
     ),
+    "a space left out once the store is behind": (
+        702416,
+        5,
+        _faults((0.2398, "kill", 5.8601), (0.4437, "spaces left out", 13.3573)),
+    ),
     "a position put back where leaders move": (
         2072,
         1,

@@ -58,6 +58,10 @@ def _is_published(form: SpaceForm, is_included: SpaceFilter) -> bool:
     return form.is_replicated and is_included(form.space_id, form.name)
 
 
+def _has_other_name(schema: SchemaTracker, form: SpaceForm) -> bool:
+    return form.space_id in schema and schema.name(form.space_id) != form.name
+
+
 class Spaces:
     """Schema, filter, topic names and encoders, kept consistent with each other."""
 
@@ -68,7 +72,9 @@ class Spaces:
         envelope: Envelope,
         builder: BatchBuilder,
         images: Images | None = None,
+        kept: Iterable[StoredSpace] = (),
     ) -> None:
+        """`kept` are spaces that count as published at first, though the configuration may leave them out now."""
         self._images = images
         # Of the spaces with images: their last ImageChanges.
         self.image_changes: dict[Any, ImageChanges] = {}
@@ -92,12 +98,9 @@ class Spaces:
         self._merges_upserts = surroundings.version < VINYL_CHECKS_SINCE
         # Of those that the Python path has handled.
         self._merging_upsert_count = 0
-        # The configuration may publish other spaces than in the daemon's last run.
-        schema.touch_all()
-        self.unpublished_spaces_with_rows = {
-            space_id: schema.name(space_id) for space_id in schema.touched if self._may_have_unpublished_rows(space_id)
-        }
+        self.unpublished_spaces_with_rows: dict[int, str | None] = {}
         """Spaces that may have rows under an unpublished name, with that name: the daemon doesn't know these rows."""
+        self.begin_rules(kept)
         # By space: the greatest length of its tuples, if the format of events has a schema that doesn't have as many fields.
         self._widths: dict[int, int] = {}
         self._formats = surroundings.options.formats
@@ -117,6 +120,20 @@ class Spaces:
             self.gate = BucketGate(surroundings.shards, schema, images, builder, self.discard_encoder)
         # Spaces that got an unpublished name in the current transaction, and have no rows under it so far.
         self._newly_unpublished: dict[int, str | None] = {}
+
+    def begin_rules(self, kept: Iterable[StoredSpace] = ()) -> None:
+        """Have the configuration say which spaces are published from here on; those that were published in `kept` are.
+
+        Up to a checkpoint that has them, their rows are stored also if they are left out now: if the process ends before the
+        checkpoint says so, and they are published again then, nothing else would bring these rows.
+        """
+        self._is_included.kept = frozenset(space.space_id for space in kept if space.schema_version)
+        # The configuration may publish other spaces than in the daemon's last run.
+        schema = self.schema
+        schema.touch_all()
+        self.unpublished_spaces_with_rows = {
+            space_id: schema.name(space_id) for space_id in schema.touched if self._may_have_unpublished_rows(space_id)
+        }
 
     def is_published(self, form: SpaceForm) -> bool:
         """Return whether this space's changes are published."""
@@ -265,7 +282,11 @@ class Spaces:
         changes = self.schema.changes(self.is_published)
         # All names are released before any is assigned: spaces may swap their names in one transaction.
         for change in changes:
-            if change.kind is ChangeKind.DROP and on_gone is not None and (in_snapshot or self._has_other_name(change.form)):
+            if (
+                change.kind is ChangeKind.DROP
+                and on_gone is not None
+                and (in_snapshot or _has_other_name(self.schema, change.form))
+            ):
                 on_gone(change.form)
             if change.kind is ChangeKind.DROP:
                 self._names.release(change.form.space_id)
@@ -331,9 +352,6 @@ class Spaces:
         """Return whether a formerly published space exists unchanged, and only the configuration leaves it out now."""
         space_id = form.space_id
         return self._may_have_unpublished_rows(space_id) and space_id in self.schema and self.schema.name(space_id) == form.name
-
-    def _has_other_name(self, form: SpaceForm) -> bool:
-        return form.space_id in self.schema and self.schema.name(form.space_id) != form.name
 
     def _may_have_unpublished_rows(self, space_id: int) -> bool:
         return self.schema.has_primary_key(space_id) and not self.is_wanted(space_id)
