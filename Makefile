@@ -27,7 +27,7 @@ SAME_ON_BOTH_PATHS := $(patsubst %,tests/stream/%.py,test_ledger commits/test_ba
   transactions/test_transaction_buffer) \
   $(patsubst %,tests/protocol/test_%.py,codec extensions failure log_file relay_filter system_spaces)
 ROW_PATH_TESTS := tests/stream tests/images tests/protocol tests/sources $(SAME_ON_BOTH_PATHS:%=--ignore=%)
-PYTHON_PATH = TARANTOOL_CDC_PURE=1 $(PYTEST:.xml=-python.xml) $(ROW_PATH_TESTS) --numprocesses=2 --budget=0.1
+PYTHON_PATH = TARANTOOL_CDC_PURE=1 $(PYTEST:.xml=-python.xml) -m 'not soak' $(ROW_PATH_TESTS) --numprocesses=2 --budget=0.1
 
 .PHONY: help setup demo check check-newest check-native native compiled test coverage soak bench lint lock wheel spark-zip image-check system clean
 
