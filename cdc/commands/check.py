@@ -20,6 +20,7 @@ from cdc.config import Config
 from cdc.config.fleet import Fleet
 from cdc.daemon import admission
 from cdc.daemon.admission import StateDirectoryLock
+from cdc.daemon.standby import check_possible
 from cdc.daemon.start import formats_of, options_of, supposed_before
 from cdc.errors import CdcError, ConfigurationError, Remedy
 from cdc.events.routes import check_routes
@@ -88,6 +89,9 @@ def examine(config: Config, tell: Tell) -> Examination:
         tell(line)
 
     config.columns.secret()
+    standby = _Check(say, "standby")
+    if config.standby:
+        standby.attempt(lambda: check_possible(config), None)
     kafka = _Check(say, "kafka")
     stored, existing, witnesses = kafka.attempt(lambda: _read_checkpoint(config), (Checkpoint(), {}, Witnesses()))
     position = stored.position
@@ -118,7 +122,7 @@ def examine(config: Config, tell: Tell) -> Examination:
     candidates = [member.candidate for member in found]
     ballots = [candidate.answer.ballot for candidate in candidates]
     findings += check_start.of_joins(config, [ballot for ballot in ballots if ballot is not None])
-    failures = [*kafka.failures, *judged.failures, *(Remedy.OPERATOR for member in found if member.stops_run)]
+    failures = [*standby.failures, *kafka.failures, *judged.failures, *(Remedy.OPERATOR for member in found if member.stops_run)]
     # If all members are unusable, none would be followed, and each has reported why.
     if known is not None and not all(member.stops_run for member in found):
         failures += choose_member(config, candidates, known, say)

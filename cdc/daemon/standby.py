@@ -44,17 +44,22 @@ NOT_READY_SECONDS: Final = 10.0
 """Time for a store that isn't ready when it is this one's turn. Its connection may only be about to be made again."""
 
 
+def check_possible(config: Config) -> None:
+    """Raise ConfigurationError where there can be no standby."""
+    if config.state.images == "full" and config.kafka.has_co_writers:
+        raise ConfigurationError(
+            'standby = true needs fleet.topics = "per_shard" if there are images: rows of buckets that move between shards '
+            "wait in the state store, and a standby's store lacks them",
+            "Leave standby out: a daemon that is started again elsewhere, with its state.path, goes on where it was.",
+        )
+
+
 class Standby:
     """The wait of one process for its turn."""
 
     def __init__(self, config: Config, status: Status, is_stopping: threading.Event, writer: StateWriter | None) -> None:
-        """`writer` has the standby's store, None without images. Raises ConfigurationError where there can be no standby."""
-        if writer is not None and config.kafka.has_co_writers:
-            raise ConfigurationError(
-                'standby = true needs fleet.topics = "per_shard" if there are images: rows of buckets that move between shards '
-                "wait in the state store, and a standby's store lacks them",
-                "Leave standby out: a daemon that is started again elsewhere, with its state.path, goes on where it was.",
-            )
+        """`writer` has the standby's store, None without images. Raises the error of `check_possible`."""
+        check_possible(config)
         self._config = config
         self._status = status
         self._is_stopping = is_stopping

@@ -10,6 +10,7 @@ import pytest
 from cdc.commands.check import check
 from cdc.commands.check_members import may_write
 from cdc.config import parse
+from cdc.config.shard import Shard
 from cdc.errors import ConfigurationError
 from cdc.kafka import topic_admin
 from cdc.local.ports import free_port
@@ -107,6 +108,23 @@ def test_servers_that_are_not_there_are_waited_for(tmp_path: Path) -> None:
     assert any(line.startswith(f"{master}: FAILED: ") for line in lines)
     assert lines[-1] == "run would wait until that is over: 2 failures"
     assert said(tmp_path, kafka, master, state={"path": "/proc/nope"})[-1].startswith("run would stop: "), "nothing mends that"
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_standby_that_cannot_be_is_told_as_run_does(tmp_path: Path) -> None:
+    values = {
+        "name": "shop",
+        "standby": True,
+        "source": {"uris": [f"127.0.0.1:{free_port()}"]},
+        "kafka": {"bootstrap_servers": f"127.0.0.1:{free_port()}", "topic_prefix": "shop"},
+        "state": {"path": str(tmp_path)},
+    }
+    own = parse(values, "the test")
+    shard = Shard("s1", "shop", "shop", ("s1", "s2"), shares_topics=True)
+    lines: list[str] = []
+    assert not check(own.model_copy(update={"kafka": own.kafka.of_shard(shard)}), lines.append)
+    assert lines[0].startswith('standby: FAILED: standby = true needs fleet.topics = "per_shard"')
+    assert lines[-1].startswith("run would stop: ")
 
 
 def test_a_missing_salt_is_said_before_anything_connects() -> None:

@@ -110,10 +110,14 @@ def test_kafka_may_be_away_while_a_fleets_claim_is_read(tmp_path: Path, monkeypa
 def test_shared_topics_have_no_standby_with_a_store(tmp_path: Path) -> None:
     shard = Shard("s1", "shop", "shop", ("s1", "s2"), shares_topics=True)
     own = config(tmp_path)
-    shared = own.model_copy(update={"kafka": own.kafka.of_shard(shard)})
+
+    def shared(images: str) -> Config:
+        state = own.state.model_copy(update={"images": images})
+        return own.model_copy(update={"kafka": own.kafka.of_shard(shard), "state": state})
+
     with pytest.raises(ConfigurationError, match="per_shard"):
-        Standby(shared, Status("shop"), threading.Event(), cast(StateWriter, object()))
-    Standby(shared, Status("shop"), threading.Event(), None)
+        Standby(shared("full"), Status("shop"), threading.Event(), cast(StateWriter, object()))
+    Standby(shared("none"), Status("shop"), threading.Event(), None)
 
 
 class Store:
