@@ -176,12 +176,17 @@ class Trouble:
         return True
 
 
-@pytest.fixture
-def masters(tarantool_factory: TarantoolFactory) -> dict[str, TarantoolServer]:
-    found = {name: tarantool_factory(name=name) for name in SHARDS}
+def sharded_masters(factory: TarantoolFactory) -> dict[str, TarantoolServer]:
+    """The master of each shard, with its half of the buckets."""
+    found = {name: factory(name=name) for name in SHARDS}
     for number, master in enumerate(found.values()):
         master.eval(SCHEMA, 1 + number * BUCKETS // 2, BUCKETS // 2)
     return found
+
+
+@pytest.fixture
+def masters(tarantool_factory: TarantoolFactory) -> dict[str, TarantoolServer]:
+    return sharded_masters(tarantool_factory)
 
 
 @pytest.fixture

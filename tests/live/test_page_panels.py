@@ -25,8 +25,8 @@ from tests.live.cluster import Cluster
 from tests.live.conftest import SceneFactory
 from tests.live.proxy import Slow
 from tests.live.scene import Scene
-from tests.live.test_fleet import SHARDS, Fleet, _kill_quietly
-from tests.live.test_moving_buckets import BUCKETS, COPY, ROWS, SCHEMA, STATE
+from tests.live.test_fleet import Fleet, _kill_quietly
+from tests.live.test_moving_buckets import COPY, ROWS, STATE, sharded_masters
 from tests.live.test_refusals import delete_topics
 from tests.live.test_troubles import advice, follow
 from tests.live.waiting import wait_for
@@ -185,10 +185,7 @@ def test_a_quorum_is_not_reached(
 
 @pytest.fixture
 def masters(tarantool_factory: TarantoolFactory) -> dict[str, TarantoolServer]:
-    found = {name: tarantool_factory(name=name) for name in SHARDS}
-    for number, master in enumerate(found.values()):
-        master.eval(SCHEMA, 1 + number * BUCKETS // 2, BUCKETS // 2)
-    return found
+    return sharded_masters(tarantool_factory)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from spark_jobs.history.job import rows_as_of
 from spark_jobs.tables import delta as tables
 from tests.conftest import TarantoolFactory
 from tests.live.test_fleet import SHARDS, Fleet
-from tests.live.test_moving_buckets import BUCKETS, KEYS, SCHEMA, Router, is_waiting
+from tests.live.test_moving_buckets import KEYS, Router, is_waiting, sharded_masters
 from tests.live.waiting import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
@@ -27,10 +27,7 @@ TRUNCATE = "box.space.orders:truncate()"
 
 @pytest.fixture
 def masters(tarantool_factory: TarantoolFactory) -> dict[str, TarantoolServer]:
-    found = {name: tarantool_factory(name=name) for name in SHARDS}
-    for number, master in enumerate(found.values()):
-        master.eval(SCHEMA, 1 + number * BUCKETS // 2, BUCKETS // 2)
-    return found
+    return sharded_masters(tarantool_factory)
 
 
 class Jobs:
