@@ -59,6 +59,11 @@ class Held(msgspec.Struct, array_like=True):
     row: HeldRow | None = None
 
     @property
+    def is_follower(self) -> bool:
+        """Whether it waits behind other rows of its key alone."""
+        return self.row is not None and self.row.is_follower
+
+    @property
     def store_key(self) -> bytes:
         """Key in the state store, in whose order rows wait."""
         return _PREFIX + self.number.to_bytes(8, "big")

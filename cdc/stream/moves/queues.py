@@ -189,8 +189,8 @@ class BucketQueues:
         self._append(held)
 
     def _append(self, held: Held) -> Held:
-        bucket_id, is_follower = held.bucket_id, held.row is not None and held.row.is_follower
-        if bucket_id not in self.waiting.queues and not is_follower:
+        bucket_id = held.bucket_id
+        if bucket_id not in self.waiting.queues and not held.is_follower:
             self._dirty[bucket_id] = None
             if not self.is_past:
                 self._ready[bucket_id] = None  # to find out what it waits for
@@ -218,7 +218,7 @@ class BucketQueues:
     def forget_space(self, space_id: int) -> list[Held]:
         """Forget the rows of a space that wait, as the space is gone; return them."""
         forgotten = self.waiting.forget_space(space_id)
-        for bucket_id in {held.bucket_id for held in forgotten if held.row is not None and not held.row.is_follower}:
+        for bucket_id in {held.bucket_id for held in forgotten if not held.is_follower}:
             self._dirty[bucket_id] = None
             if bucket_id not in self.waiting.queues:
                 self.waits.pop(bucket_id, None)

@@ -90,7 +90,7 @@ class WaitingRows:
         if queue.free_place != head.place:
             for held in takewhile(lambda held: held.place == head.place, queue.rows):
                 first = self._of_key[held.row.key][0] if held.row is not None else held
-                if first.bucket_id != bucket_id or _is_follower(first):
+                if first.bucket_id != bucket_id or first.is_follower:
                     return self._queue_of(first)
             queue.free_place = head.place
         return None
@@ -104,7 +104,7 @@ class WaitingRows:
         if held.row is None:
             return False
         queue, following = self.queues.get(held.bucket_id), self.first_of(held.row.key)
-        if following is not None and _is_follower(following):
+        if following is not None and following.is_follower:
             return True
         return queue is not None and queue.rows[0].place == held.place
 
@@ -144,7 +144,7 @@ class WaitingRows:
     def take_follower(self, key: bytes) -> Held | None:
         """Return the first row of a key, which waits no longer, if it is a follower."""
         held = self.first_of(key)
-        if held is None or not _is_follower(held):
+        if held is None or not held.is_follower:
             return None
         self._release(held)
         return held
@@ -191,10 +191,6 @@ class WaitingRows:
             del concerning[held.number]
             if not concerning:
                 del self._concerning[bucket_id]
-
-
-def _is_follower(held: Held) -> bool:
-    return held.row is not None and held.row.is_follower
 
 
 def _concerned(held: Held, row: HeldRow) -> set[int]:
