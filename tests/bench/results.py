@@ -22,7 +22,9 @@ ROWS_PER_SECOND_AND_CPU: Final = {
     ("replay", "images"): (200_000.0, 5.0),
     ("spark", "changes, warm"): (60_000.0, 30.0),
     ("spark", "changelog, warm"): (40_000.0, None),
-    ("spark", "current, warm"): (40_000.0, None),
+    ("spark", "current, warm"): (40_000.0, 32.0),
+    ("spark", "current-avro, warm"): (40_000.0, 25.0),
+    ("spark", "current-iceberg, warm"): (40_000.0, 32.0),
     ("spark", "history, warm"): (20_000.0, None),
     ("feeds", "search_index, warm"): (5_000.0, None),
     ("feeds", "redis, warm"): (30_000.0, None),
@@ -151,7 +153,12 @@ def floors(results: Sequence[Result]) -> list[Floor]:
         if all(costs):
             name = f"sync, synchronous{more}: {SYNC_RATIO} times the CPU a row of {SYNC_PEER}{more}"
             found.append(Floor(name, f"{costs[0] / costs[1]:.2f} times", costs[0] <= SYNC_RATIO * costs[1]))
+    peers = [result.rows_per_second for result in results if result.section == "spark-peers" and result.what.endswith(", warm")]
     for result in results:
+        if peers and result.section == "spark" and result.what.startswith("current") and result.what.endswith(", warm"):
+            fastest, rate = max(peers), result.rows_per_second
+            name = f"{result.section}, {result.what}: {fastest:,.0f} rows/s of the fastest peer"
+            found.append(Floor(name, f"{rate:,.0f} rows/s", rate >= fastest))
         if result.section == "latency" and "with images" in result.what:
             bounds = [
                 ("p50", result.p50_ms, LATENCY_P50_MS, "ms"),

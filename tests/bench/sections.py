@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,8 +34,16 @@ _WARM_UP_ROWS: Final = 20_000
 _SETTLE_SECONDS: Final = 5.0
 _PAGES: Final = 1_000
 _SPARK_TIMEOUT_SECONDS: Final = 1800.0
-_SPARK_JOBS: Final = ("changes", "changelog", "current", "history", "changes-avro", "current-avro")
-"""Jobs, each with the format of its topics if that isn't JSON."""
+_SPARK_JOBS: Final[Mapping[str, Sequence[str]]] = {
+    "changes": (),
+    "changelog": (),
+    "current": (),
+    "history": (),
+    "changes-avro": ("--value-format", "avro"),
+    "current-avro": ("--value-format", "avro"),
+    "current-iceberg": ("--table-format", "iceberg"),
+}
+"""Options by name; the part before the hyphen is the job. Without options its topics are in JSON and its tables Delta's."""
 _FEED_SHARE: Final = 5
 """Of as many documents or keys as this share of the stored rows, changes are measured: OpenSearch takes its time."""
 
@@ -356,9 +364,8 @@ def backlog(bench: Bench) -> Iterator[Result]:
 
 def spark(bench: Bench) -> Iterator[Result]:
     """The Spark jobs, warm and into tables that are full already (spark_load.py)."""
-    for name in _SPARK_JOBS:
-        job, _, value_format = name.partition("-")
-        yield from _spark_job(bench, "spark", job, name, bench.rows, ("--value-format", value_format or "json"))
+    for name, options in _SPARK_JOBS.items():
+        yield from _spark_job(bench, "spark", name.partition("-")[0], name, bench.rows, options)
 
 
 def spark_peers(bench: Bench) -> Iterator[Result]:

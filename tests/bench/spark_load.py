@@ -116,7 +116,9 @@ def cpu_seconds() -> float:
 def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The phases, each with its records, seconds and CPU seconds."""
     peer = PEERS.get(options.job)
-    settings = {"spark.driver.memory": "2g", "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem"}
+    # Without files of checksums beside each file. Iceberg asks for the file system's scheme, which the raw one can't tell.
+    files = "LocalFileSystem" if options.table_format == "iceberg" else "RawLocalFileSystem"
+    settings = {"spark.driver.memory": "2g", "spark.hadoop.fs.file.impl": f"org.apache.hadoop.fs.{files}"}
     settings |= {} if peer is None else peer.settings(options.directory)
     session = build_session("bench", master="local[2]", jars_directory=str(jar_folder(SPARK)), settings=settings)
     session.sparkContext.setLogLevel("ERROR")

@@ -126,8 +126,13 @@ def test_floors_are_of_rates_of_processor_time_of_memory_and_of_latency() -> Non
     assert [floor.is_reached for floor in floors([latency])] == [True, False, True]
     seen = [result("spark", "current, 256 records until they are seen", 2, max_ms=worst) for worst in (3_900.0, 4_100.0)]
     assert [(floor.figure, floor.is_reached) for floor in floors(seen)] == [("3.90 s at worst", True), ("4.10 s at worst", False)]
-    merged = floors([result("spark", "current, warm", 26, cpu_seconds=99.0)])
-    assert [(floor.figure, floor.is_reached) for floor in merged] == [("38,462 rows/s", False)], "its CPU has no bound"
+    scanned = floors([result("spark", "changelog, warm", 26, cpu_seconds=99.0)])
+    assert [(floor.figure, floor.is_reached) for floor in scanned] == [("38,462 rows/s", False)], "its CPU has no bound"
+    peers = [result("spark-peers", f"merge-{name}, warm", seconds) for name, seconds in (("delta", 30), ("iceberg", 20))]
+    merged = floors(
+        [*peers, result("spark", "current, warm", 19.9, cpu_seconds=31.0), result("spark", "current-avro, warm", 20.1)]
+    )
+    assert [floor.is_reached for floor in merged if "fastest peer" in floor.what] == [True, False]
 
 
 class Seen:
@@ -190,7 +195,7 @@ def test_how_soon_changes_are_seen_is_told_by_the_median_and_the_worst_round(
     assert (phases[0]["seconds"], phases[0]["max_seconds"], phases[0]["cpu_seconds"]) == (19.0, 28.0, 9.5)
     assert (phases[1]["records"], seen.stops) == (7, 1)
 
-    monkeypatch.setattr(sections, "_SPARK_JOBS", ("current",))
+    monkeypatch.setattr(sections, "_SPARK_JOBS", {"current": ()})
     monkeypatch.setattr(sections, "_run_spark", lambda *_: phases)
     bench: Any = SimpleNamespace(directory=tmp_path, rows=7)
     told, whole = sections.spark(bench)
