@@ -1,20 +1,19 @@
 """Finds the topics of spaces that were deleted and created again since the last run, by their ids.
 
 The daemon notices a topic that is missing when it writes there. A topic that somebody has created again looks as ever, but what
-was published there is gone: consumers that hadn't read it miss changes, and their offsets mean other events now.
+was published there is gone: consumers that hadn't read it miss changes, and their offsets mean other events now. The daemon
+records that at its start, and once a minute (cdc.kafka.losses); `check` tells it before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import structlog
+from collections.abc import Collection, Iterator
 
 from cdc.config import Config
 from cdc.kafka.clients import Admin
 from cdc.kafka.names import names_of
-from cdc.kafka.topic_admin import snapshot_remedy
-from cdc.kafka.topic_ids import topic_ids
+from cdc.kafka.topic_admin import cluster_id, snapshot_remedy
+from cdc.kafka.topic_ids import KnownIds, topic_ids
 from cdc.store import topics_file
 from cdc.stream.commits.checkpoint import Checkpoint
 from cdc.stream.commits.former_topics import spaces_by_topic
@@ -33,12 +32,16 @@ def created_again(config: Config, stored: Checkpoint, admin: Admin, cluster: str
             )
 
 
-def report(config: Config, stored: Checkpoint, admin: Admin, cluster: str | None) -> None:
-    """Log a warning for each topic that was created again."""
-    for topic, sentence in created_again(config, stored, admin, cluster):
-        structlog.get_logger().warning(f"the topic {topic}: {sentence}", name=config.name)
+def of_last_run(config: Config, admin: Admin, writers: Collection[str]) -> KnownIds:
+    """Return the ids of the last run with this cluster, whose process is one of `writers`, to be kept up to date from now on.
+
+    Raises ConnectionLostError.
+    """
+    cluster = cluster_id(admin, config.kafka.bootstrap_servers)
+    path = config.state.path
+    return KnownIds(topics_file.read(path, cluster), writers, lambda ids: topics_file.write(path, cluster, ids))
 
 
-def remember(config: Config, stored: Checkpoint, admin: Admin, cluster: str | None) -> None:
-    """Keep the ids of all topics of published spaces for the next run."""
-    topics_file.write(config.state.path, cluster, topic_ids(admin, spaces_by_topic(stored, names_of(config.kafka))))
+def at_stop(config: Config, stored: Checkpoint, admin: Admin, ids: KnownIds) -> None:
+    """Note the ids of topics that were made since the last look."""
+    ids.learn_new(topic_ids(admin, spaces_by_topic(stored, names_of(config.kafka))))

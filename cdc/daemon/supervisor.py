@@ -22,7 +22,7 @@ import gc
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import structlog
 
@@ -91,8 +91,6 @@ class Daemon:
         self._committed: Position | None = None
         # Once this process has been admitted.
         self._given: GivenNumbers | None = None
-        # The topics that the earlier publishers know to exist.
-        self._topics_seen: Mapping[str, Sequence[str]] = {}
         self._writer: StateWriter | None = None
         self._checkpoint = Checkpoint()
         self._directory_lock: StateDirectoryLock | None = None
@@ -271,7 +269,7 @@ class Daemon:
             config, stored, self._directory_lock.former_writers()
         )
         start.check_store(known_before(config, stored, self._writer, is_store_ours=self._is_store_ours))
-        self._given = self._given or GivenNumbers(config)
+        self._given = self._given or GivenNumbers(config, self._directory_lock.former_writers())
         self._observations.numbers = self._given.file
         former = admission.former_holder(config, stored)
         if not is_alone:
@@ -424,7 +422,7 @@ class Daemon:
             self._config.kafka,
             Writer(self._writer_id, has_store),
             statistics=self.status.kafka,
-            topics_seen=self._topics_seen,
+            topics_seen=self._given.seen_topics if self._given is not None else None,
             row_work_lock=new_row_work_lock(self._config),
         )
         takes_prefix = self._start_options.take_prefix and not self._writers
@@ -471,7 +469,8 @@ class Daemon:
         assert self._publisher is not None
         self._committed = self._publisher.committed or self._committed
         _discard(self._publisher)
-        self._topics_seen = self._publisher.topics_seen
+        if self._given is not None:
+            self._given.seen_topics = self._publisher.topics_seen
         self._publisher = None
 
     def _go_back(self) -> None:

@@ -1,7 +1,8 @@
 """The topics of spaces that were deleted: noticed, kept in the checkpoint topic, and shown until something makes up for them.
 
 before a topic is made again  ─▶ note ─▶ a record outside of all transactions, at once: no crash can lose it
-once a minute (LostTopics)    ─▶ look ─▶ the same, if it is missing twice: a broker that has just begun lists few
+once a minute (LostTopics)    ─▶ look ─▶ the same, if it is missing twice: a broker that has just begun lists few; or if it has
+                                         another id: somebody else has made it again
 a commit with `Covered`       ─▶ records ─▶ tombstones in the same commit
 """
 
@@ -19,6 +20,7 @@ from cdc.errors import PublishAborted
 from cdc.events.topics import CHECKPOINT
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.names import names_of
+from cdc.kafka.topic_ids import KnownIds, topic_ids
 from cdc.positions.position import Position
 from cdc.stream.batches.batch import Forms
 from cdc.stream.batches.covered import Covered
@@ -34,7 +36,11 @@ _WRITE_SECONDS: Final = 5.0
 class Losses:
     """The lost topics of one publisher. Used by one thread at a time, as LostTopics."""
 
-    def __init__(self, config: KafkaSection, clients: KafkaClients, statistics: PublisherStatistics) -> None:
+    def __init__(
+        self, config: KafkaSection, clients: KafkaClients, statistics: PublisherStatistics, ids: KnownIds | None = None
+    ) -> None:
+        self.ids = ids or KnownIds()
+        """The ids of the topics. They outlive the publisher."""
         self._clients = clients
         self._names = names_of(config)
         self._statistics = statistics
@@ -43,14 +49,17 @@ class Losses:
         self._committed = Checkpoint()
         # What was known of the topics that were noted last.
         self._before: dict[str, LostTopic | None] = {}
-        # Published topics that the last look missed.
+        # Published topics that the last look missed, and the ids of those that it saw.
         self._missed: set[str] = set()
+        self._seen_ids: dict[str, str] = {}
 
     def begin(self, stored: Checkpoint) -> None:
-        """Take over what the checkpoint topic has."""
+        """Take over what the checkpoint topic has, and note which topics somebody else has made again. Raises PublishAborted."""
         self._committed = Checkpoint(stored.position, dict(stored.spaces))
         self._found = dict(stored.losses)
+        self.ids.begin(stored.writer)
         self._show()
+        self._note_others(self._made_again(spaces_by_topic(self._committed, self._names)))
 
     @property
     def _seq(self) -> int:
@@ -75,15 +84,29 @@ class Losses:
             self._write({topic: self._before[topic] for topic in topics})
 
     def look(self, existing: Collection[str]) -> None:
-        """Note the topics of published spaces that are missing, and were missing at the last look. Raises PublishAborted."""
+        """Note the topics of published spaces that are missing, and were missing at the last look, or that somebody else has made
+        again. Raises PublishAborted."""
         published = spaces_by_topic(self._committed, self._names)
         missing = {topic for topic in published if topic not in existing and topic not in self._found}
-        gone = sorted(missing & self._missed)
+        gone = {topic: published[topic] for topic in sorted(missing & self._missed)}
         self._missed = missing
-        if gone:
-            self.note({topic: published[topic] for topic in gone})
-            for topic in gone:
-                structlog.get_logger().warning(self._found[topic].sentence, remedy=self._found[topic].remedy)
+        again = self._made_again({topic: spaces for topic, spaces in published.items() if topic in existing})
+        self._note_others(gone | again)
+
+    def made(self, topics: Iterable[str]) -> None:
+        """Note that the daemon has made these topics."""
+        self.ids.forget(topics)
+
+    def _made_again(self, published: Mapping[str, Sequence[str]]) -> dict[str, Sequence[str]]:
+        """Return those of these topics that have another id than before, and aren't noted."""
+        self._seen_ids = topic_ids(self._clients.admin(), published)
+        return {topic: published[topic] for topic in sorted(self.ids.changed(self._seen_ids)) if topic not in self._found}
+
+    def _note_others(self, lost: Mapping[str, Sequence[str]]) -> None:
+        self.note(lost)
+        for topic in lost:
+            structlog.get_logger().warning(self._found[topic].sentence, remedy=self._found[topic].remedy)
+        self.ids.learn(self._seen_ids)
 
     def records(self, covered: Iterable[Covered]) -> list[tuple[bytes, bytes | None]]:
         """Return the records of a commit with these."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
@@ -38,6 +38,7 @@ from cdc.kafka.publisher_loop import PublisherLoop
 from cdc.kafka.readability import Readability, others_transaction
 from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.topic_admin import TopicAdmin, list_topics, lost_checkpoint
+from cdc.kafka.topic_ids import SeenTopics
 from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
 from cdc.stream.batches.batch import Batch
@@ -58,7 +59,7 @@ class Publisher:
         writer: Writer,
         clients: KafkaClients | None = None,
         statistics: PublisherStatistics | None = None,
-        topics_seen: Mapping[str, Sequence[str]] | None = None,
+        topics_seen: SeenTopics | None = None,
         row_work_lock: AbstractContextManager[object] | None = None,
     ) -> None:
         """`statistics` and `topics_seen` come from the previous publisher, as its backlog is still waiting.
@@ -87,8 +88,9 @@ class Publisher:
             has_co_writers=config.has_co_writers,
         )
         foreign = ForeignTopics(config, self._clients)
-        losses = Losses(config, self._clients, self.statistics)
-        self._topic_admin = TopicAdmin(config, self._clients.admin, is_stopping, topics_seen, foreign, losses)
+        seen = topics_seen or SeenTopics()
+        losses = Losses(config, self._clients, self.statistics, seen.ids)
+        self._topic_admin = TopicAdmin(config, self._clients.admin, is_stopping, seen.spaces, foreign, losses)
         self._readability.remedy_of = self._topic_admin.remedy
         self._lost_topics = LostTopics(config, self._clients, self._topic_admin, losses)
         self._loop = PublisherLoop(
@@ -202,9 +204,9 @@ class Publisher:
         return self._exchange.handover.state is State.STOPPED
 
     @property
-    def topics_seen(self) -> Mapping[str, Sequence[str]]:
+    def topics_seen(self) -> SeenTopics:
         """Topics known to have existed, for the next publisher."""
-        return self._topic_admin.seen
+        return SeenTopics(self._topic_admin.seen, self._lost_topics.losses.ids)
 
     @property
     def open_seconds(self) -> float | None:

@@ -200,6 +200,7 @@ class TopicAdmin:
                 self._losses.note(lost)
             created = self._create(missing)
             if self._losses is not None:
+                self._losses.made(created)
                 self._losses.withdraw(lost.keys() - set(created))
             if self._checkpoint_topic in created and self._checkpoint_topic in self._former:
                 raise lost_checkpoint(self._checkpoint_topic)

@@ -27,6 +27,7 @@ from cdc.errors import (
     UnsupportedRowError,
 )
 from cdc.kafka.publisher import Publisher
+from cdc.kafka.topic_ids import SeenTopics
 from cdc.ops import asking
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
@@ -288,7 +289,7 @@ class Reloading:
     """A publisher whose transaction was aborted, and what it reads then."""
 
     committed = None
-    topics_seen: Mapping[str, list[str]] = {}
+    topics_seen = SeenTopics()
 
     def __init__(self, writer: str) -> None:
         self._writer = writer

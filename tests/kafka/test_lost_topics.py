@@ -15,6 +15,7 @@ from cdc.kafka import lost_topics, readers_view
 from cdc.kafka.errors import ProducerLostError
 from cdc.kafka.losses import Losses
 from cdc.kafka.publisher import Publisher
+from cdc.kafka.topic_ids import KnownIds, SeenTopics
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
@@ -58,8 +59,8 @@ def published() -> Cluster:
     return cluster
 
 
-def begin(cluster: Cluster, mode: Mode) -> Publisher:
-    publisher = Publisher("x", config_of(mode), Writer("writer", has_store=False), clients(cluster))
+def begin(cluster: Cluster, mode: Mode, seen: SeenTopics | None = None) -> Publisher:
+    publisher = Publisher("x", config_of(mode), Writer("writer", has_store=False), clients(cluster), topics_seen=seen)
     publisher.start()
     return publisher
 
@@ -110,6 +111,53 @@ def test_the_loss_is_told_until_the_rows_are_there_again(published: Cluster, mod
     last = begin(published, mode)
     assert not lost(last)
     assert last.stop(20)
+
+
+def another_makes_it_again(cluster: Cluster, topic: str) -> None:
+    cluster.records = [record for record in cluster.records if record[0] != topic]
+    cluster.topic_ids[topic] = "another"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_topic_that_somebody_else_makes_again(published: Cluster, mode: Mode) -> None:
+    """It is there whenever the daemon looks; its id tells it, also to the next publisher. Once it is told, that is enough."""
+    publisher = begin(published, mode)
+    wait_for("a look", lambda: bool(publisher._lost_topics.losses.ids.changed({"shop.things": "none"})))
+    another_makes_it_again(published, "shop.things")
+    with structlog.testing.capture_logs() as logs:
+        wait_for("the loss", lambda: bool(lost(publisher)))
+    assert [entry["event"].partition(" (")[0] for entry in logs] == ["the topic shop.things was deleted"]
+    assert publisher.stop(20)
+    seen = publisher.topics_seen
+    found = batch(2, ("shop.things", b"2", row(2)))
+    found.covered = [Covered("shop.things", None, 0)]
+    again = begin(published, mode, seen)
+    again.submit(found)
+    wait(again)
+    assert again.stop(20)
+    last = begin(published, mode, seen)
+    assert not lost(last), "it was made up for"
+    assert last.stop(20)
+    another_makes_it_again(published, "shop.things")
+    published.topic_ids["shop.things"] = "a third"
+    next_run = begin(published, mode, SeenTopics(ids=KnownIds({"shop.things": "another"}, ["writer"])))
+    assert len(lost(next_run)) == 1
+    assert next_run.stop(20)
+
+
+def test_a_topic_that_the_daemon_makes_again_for_a_truncation(published: Cluster) -> None:
+    """Its id is another one, too, and nothing is lost that consumers need."""
+    publisher = begin(published, "exactly_once")
+    delete(published, "shop.things")
+    published.topic_ids["shop.things"] = "another"
+    found = batch(2, Broadcast("shop.things", b"t"))
+    found.topics = ["shop.things"]
+    publisher.submit(found)
+    wait(publisher)
+    looks = publisher._lost_topics._next_check
+    wait_for("a look", lambda: publisher._lost_topics._next_check > looks)
+    assert not lost(publisher)
+    assert publisher.stop(20)
 
 
 def test_it_is_on_record_before_the_topic_is_made_again(published: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
