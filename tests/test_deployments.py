@@ -18,6 +18,8 @@ from cdc import __version__
 from cdc.cli import _parser
 from cdc.config import Config
 from cdc.config.fleet import Fleet, load, load_daemon
+from cdc.ops.service_manager import TELL_SECONDS
+from cdc.ops.status import LIFELESS_SECONDS
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 MANIFESTS: Final = sorted((ROOT / "config" / "kubernetes").glob("*.yaml"))
@@ -27,6 +29,7 @@ KINDS: Final = {
     "StatefulSet": "apps/v1",
     "PodDisruptionBudget": "policy/v1",
     "Service": "v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
 }
 """The kinds that the examples use, each with the version of its API. Secrets are only referred to."""
 SECRETS: Final = {"source-password": "s3cret", "kafka-properties": json.dumps({"sasl.mechanism": "SCRAM-SHA-512"})}
@@ -116,6 +119,30 @@ def test_a_container_finds_what_it_names(manifest: Path, tmp_path: Path, monkeyp
         assert files == of_kind(manifest, "ConfigMap")[0]["metadata"]["name"]
 
 
+def test_a_namespace_may_have_all_of_them() -> None:
+    """No object of one file replaces that of another, and no selector meets another's pods."""
+    names = [(each["kind"], each["metadata"]["name"]) for manifest in MANIFESTS for each in objects(manifest)]
+    assert len(names) == len(set(names))
+    for manifest in MANIFESTS:
+        others = [stateful for other in MANIFESTS if other != manifest for stateful, *_ in pods(other)]
+        for each in objects(manifest):
+            selector = each.get("spec", {}).get("selector") or each.get("spec", {}).get("podSelector") or {}
+            selector = selector.get("matchLabels", selector)
+            for stateful in others if selector else ():
+                assert not selector.items() <= stateful["spec"]["template"]["metadata"]["labels"].items(), each["metadata"]
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
+def test_the_listener_answers_to_the_names_of_the_pods(manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a browser, or Prometheus by a name, is answered with 421."""
+    names = set()
+    for stateful, _, container in pods(manifest):
+        allowed = set(configured(manifest, container, tmp_path, monkeypatch).http.allowed_hosts)
+        name, service = stateful["metadata"]["name"], stateful["spec"]["serviceName"]
+        names |= {f"{name}-{number}.{service}" for number in range(stateful["spec"]["replicas"])}
+    assert allowed == names
+
+
 @pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda path: path.stem)
 def test_selectors_meet_their_pods_and_no_others(manifest: Path) -> None:
     sets = of_kind(manifest, "StatefulSet")
@@ -132,6 +159,9 @@ def test_selectors_meet_their_pods_and_no_others(manifest: Path) -> None:
         assert each["spec"]["serviceName"] == service["metadata"]["name"]
     budgets = [each["spec"]["selector"]["matchLabels"] for each in of_kind(manifest, "PodDisruptionBudget")]
     assert budgets == [each["spec"]["selector"]["matchLabels"] for each in sets]
+    (policy,) = of_kind(manifest, "NetworkPolicy")
+    assert all(policy["spec"]["podSelector"]["matchLabels"].items() <= its.items() for its in labels.values())
+    assert {rule["port"] for each in policy["spec"]["ingress"] for rule in each["ports"]} == {"http"}
 
 
 def test_every_shard_of_the_fleet_has_its_daemons(tmp_path: Path) -> None:
@@ -151,23 +181,27 @@ def settings(name: str) -> list[str]:
     return re.findall(rf"^{name}=(.*)$", UNIT.read_text(), re.MULTILINE)
 
 
-def test_the_unit_names_what_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_unit_and_its_steps_name_what_there_is(tmp_path: Path) -> None:
     (command,) = settings("ExecStart")
     program, *arguments = shlex.split(command)
     options = _parser().parse_args(arguments)
     assert (Path(program).name, options.command.__name__) == ("tarantool-cdc", "_run")
-    (variable,) = settings("Environment")
-    name, _, value = variable.partition("=")
-    (credential,) = settings("LoadCredential")
-    assert value == f"%d/{credential.partition(':')[0]}"
-    password = tmp_path / "source-password"
+    assert (settings("Type"), settings("NotifyAccess")) == (["notify"], ["main"]), "it tells that it is well"
+    assert TELL_SECONDS * 10 < int(settings("WatchdogSec")[0]) <= LIFELESS_SECONDS
+    file = options.config.name
+    steps = (
+        (ROOT / "docs" / "operations.md").read_text().partition("### As a service")[2].partition("```sh")[2].partition("```")[0]
+    )
+    assert f"check --config {options.config}" in steps, "as the service runs"
+    (secret,) = {Path(place).name for place in re.findall(r"/etc/tarantool-cdc/(\S+-password)", steps)}
+    password = tmp_path / secret
     password.write_text("s3cret")
-    password.chmod(0o600)
-    monkeypatch.setenv(name, str(password))
-    file = tmp_path / "tarantool-cdc.toml"
+    password.chmod(0o640)
     kafka = '{ bootstrap_servers = "k:9092", topic_prefix = "shop" }'
-    file.write_text(f'name = "shop"\nsource = {{ uris = ["m:3301"], user = "cdc" }}\nkafka = {kafka}\n')
-    config = load_daemon(file, None)
+    source = f'{{ uris = ["m:3301"], user = "cdc", password_file = "{secret}" }}'
+    assert f'source.password_file = "{secret}"' in steps
+    (tmp_path / file).write_text(f'name = "shop"\nsource = {source}\nkafka = {kafka}\n')
+    config = load_daemon(tmp_path / file, None)
     (member,) = config.source.members()
     assert member.password is not None
     assert member.password.get_secret_value() == "s3cret"

@@ -28,6 +28,7 @@ OUTSIDE: Final = {
     "cdc.ops.metrics": "what it shows over HTTP",
     "cdc.ops.asking": "asks another process over HTTP",
     "cdc.ops.signals": "signals of the process",
+    "cdc.ops.service_manager": "tells systemd that the process is well",
 }
 """What stays outside of the world, and why."""
 
