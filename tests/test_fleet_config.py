@@ -145,3 +145,27 @@ def test_a_daemons_file(tmp_path: Path) -> None:
         load_daemon(file, "s1")
     with pytest.raises(ConfigurationError, match=r"\{shard\} only in the file of a fleet"):
         load(written(tmp_path, f'{text}\n[routing]\ntopic = "{{shard}}.{{space}}"'))
+
+
+def test_names_of_replica_sets(tmp_path: Path) -> None:
+    """vshard may call them so; by default they are the shards' names."""
+    named = SHARDS.replace("[fleet.shards.s2]", '[fleet.shards.s2]\nreplicaset_name = "storage-2"')
+    found = [config.kafka.shard for config in fleet(tmp_path, shards=named).shards.values()]
+    assert [shard.replicaset_name for shard in found if shard is not None] == ["s1", "storage-2"]
+    same = SHARDS.replace("[fleet.shards.s2]", '[fleet.shards.s2]\nreplicaset_name = "s1"')
+    assert "fleet.shards.s1 and fleet.shards.s2 both have the replica set's name 's1'" in refusal(tmp_path, "", MORE, same)
+
+
+def test_a_listener_for_each_shard_that_runs_alone(tmp_path: Path) -> None:
+    """The fleet's process has its own."""
+    own = SHARDS.replace("[fleet.shards.s2]", 'http_listen = "127.0.0.1:8086"\n[fleet.shards.s2]\nhttp_listen = ""')
+    found = fleet(tmp_path, more=f'{MORE}\n[http]\nlisten = "127.0.0.1:8080"', shards=own)
+    assert [config.http.listen for config in found.shards.values()] == ["127.0.0.1:8086", ""]
+    assert found.shared.http.listen == "127.0.0.1:8080"
+    assert "http_listen must be host:port" in refusal(tmp_path, "", MORE, own.replace('"127.0.0.1:8086"', '"8086"'))
+
+
+def test_the_watchdog(tmp_path: Path) -> None:
+    assert fleet(tmp_path).watchdog_seconds == 60
+    assert fleet(tmp_path, "watchdog_ms = 1500").watchdog_seconds == 1.5
+    assert fleet(tmp_path, "watchdog_ms = 0").watchdog_seconds is None

@@ -22,7 +22,14 @@ from cdc.errors import CdcError, PositionError, Remedy, SilenceError, StateError
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.codec import Frames
 from cdc.protocol.constants import Key
-from cdc.protocol.system_spaces import CLUSTER_SPACE, PRIVILEGE_SPACE, SYSTEM_SPACE_MAX, USER_SPACE
+from cdc.protocol.system_spaces import (
+    CLUSTER_SPACE,
+    PRIVILEGE_SPACE,
+    REPLICASET_NAME_KEY,
+    SCHEMA_SPACE,
+    SYSTEM_SPACE_MAX,
+    USER_SPACE,
+)
 from cdc.schema.tracker import TRACKED_SPACES, SchemaTracker
 from cdc.sources import contents
 from cdc.sources.connection import Connection
@@ -59,6 +66,7 @@ class Contents:
     schema: SchemaTracker = field(default_factory=SchemaTracker)
     users: list[Any] = field(default_factory=list)
     privileges: list[Any] = field(default_factory=list)
+    replicaset_name: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,3 +259,7 @@ def _fold(frames: Frames, contents: Contents) -> None:
             contents.schema.apply(header[Key.REQUEST_TYPE], body)
         elif space_id in rows:
             rows[space_id].append(body[Key.TUPLE])
+        elif space_id == SCHEMA_SPACE:
+            match body[Key.TUPLE]:
+                case [str(key), str(name), *_] if key == REPLICASET_NAME_KEY:
+                    contents.replicaset_name = name

@@ -30,7 +30,7 @@ from cdc import config
 from cdc.config import Config
 from cdc.config.mistakes import mistake_message, place_shown
 from cdc.config.routing import SHARD, RoutingSection
-from cdc.config.section import Section
+from cdc.config.section import Section, check_listen
 from cdc.config.shard import Shard
 from cdc.config.source import Uri
 from cdc.errors import ConfigurationError
@@ -45,11 +45,25 @@ def _shard_name(text: str) -> str:
     return text
 
 
+def _listen(text: str) -> str:
+    check_listen("http_listen", text)
+    return text
+
+
+Listen = Annotated[str, AfterValidator(_listen)]
+
+
 class ShardSection(Section):
     """One replica set of a fleet."""
 
     uris: list[Uri] = Field(min_length=1)
     """Members of the replica set, as `source.uris` of a daemon."""
+    replicaset_name: str | None = Field(None, min_length=1, max_length=63)
+    """The replica set's name in the cluster's configuration (`box.info.replicaset.name`, from 3.0 on), if it isn't the shard's:
+    vshard's `_bucket` calls replica sets by name where `identification_mode` is `name_as_key`."""
+    http_listen: Listen | None = None
+    """`http.listen` of this shard's daemon if it runs alone (`--shard`), so that several can run on one machine; by default that
+    of `[http]`, where the fleet's process listens otherwise."""
 
 
 class FleetSection(Section):
@@ -58,6 +72,9 @@ class FleetSection(Section):
     topics: Literal["shared", "per_shard"] = "shared"
     """`shared`: the rows of a space go to one topic, `<prefix>.<space>`, whichever shard they are from. `per_shard`: each shard
     has topics of its own, `<prefix>.<shard>.<space>`."""
+    watchdog_ms: int = Field(60_000, ge=0)
+    """Time after which the fleet's process kills a shard's daemon that answers nothing (frozen, or stuck), and starts it again.
+    0: never. A daemon that waits for Kafka or a server, or reads a long snapshot, answers."""
     shards: dict[Annotated[str, AfterValidator(_shard_name)], ShardSection] = Field(min_length=1)
     """The replica sets by name: letters, digits, `_` and `-`, 63 at most. A shard's name is a part of names of topics, and of its
     daemon's: a renamed shard is a new one."""
@@ -70,17 +87,26 @@ class Fleet:
     name: str
     topics: Literal["shared", "per_shard"]
     shards: dict[str, Config]
+    watchdog_seconds: float | None = 60.0
+    """Time after which a daemon that answers nothing is killed; None: never."""
 
     @property
     def shared(self) -> Config:
-        """The configuration of any daemon, for what is the same for all of them."""
-        return next(iter(self.shards.values()))
+        """The configuration of any daemon, for what is the same for all of them, and http.listen of the fleet's process."""
+        return of_fleet_process(next(iter(self.shards.values())))
 
     def shard(self, name: str) -> Config:
         """Return the configuration of a shard's daemon. Raises ConfigurationError if there is no such shard."""
         if name not in self.shards:
             raise ConfigurationError(f"the fleet {self.name!r} has no shard {name!r}", f"Its shards are {_listed(self.shards)}.")
         return self.shards[name]
+
+
+def of_fleet_process(config: Config) -> Config:
+    """Return the configuration of a shard's daemon with the listener of the fleet's process."""
+    shard = config.kafka.shard
+    assert shard is not None
+    return config.model_copy(update={"http": config.http.model_copy(update={"listen": shard.fleet_listen})})
 
 
 def load(path: Path) -> Config | Fleet:
@@ -92,9 +118,11 @@ def load(path: Path) -> Config | Fleet:
     _check_source(values, path)
     shards = {name: _of_shard(values, path, name, section) for name in section.shards}
     _check_members(shards)
+    _check_replicaset_names(section)
     whole = next(iter(shards.values())).kafka.shard
     assert whole is not None
-    return Fleet(whole.fleet, section.topics, shards)
+    watchdog = section.watchdog_ms
+    return Fleet(whole.fleet, section.topics, shards, watchdog / 1000 if watchdog else None)
 
 
 def _of_daemon(values: dict[str, Any], path: Path) -> Config:
@@ -156,8 +184,13 @@ def _of_shard(values: dict[str, Any], path: Path, name: str, section: FleetSecti
     uris = [uri.get_secret_value() for uri in section.shards[name].uris]
     own = {**values, "source": {**source, "uris": uris} if isinstance(source, dict) else source}
     found = config.of_file(own, path)
-    shard = Shard(name, found.name, found.kafka.topic_prefix, tuple(section.shards), section.topics == "shared")
+    names = tuple(each.replicaset_name or other for other, each in section.shards.items())
+    shard = Shard(
+        name, found.name, found.kafka.topic_prefix, tuple(section.shards), section.topics == "shared", names, found.http.listen
+    )
     _check_shared(found, shard)
+    own_listen = section.shards[name].http_listen
+    own_listen = found.http.listen if own_listen is None else own_listen
     if len(f"{found.name}.{name}") > _NAME_MAX:
         raise ConfigurationError(f"the name of the daemon {found.name}.{name} is longer than {_NAME_MAX} characters")
     tap = found.tap.model_copy(
@@ -173,6 +206,7 @@ def _of_shard(values: dict[str, Any], path: Path, name: str, section: FleetSecti
             "state": found.state.model_copy(update={"path": found.state.path / name}),
             "routing": _routing(found.routing, shard),
             "tap": tap,
+            "http": found.http.model_copy(update={"listen": own_listen}),
         }
     )
 
@@ -215,6 +249,18 @@ def _check_members(shards: dict[str, Config]) -> None:
                     f"fleet.shards.{other} and fleet.shards.{name} both name the member {address[0]}:{address[1]}: the rows of "
                     "one replica set would be published twice"
                 )
+
+
+def _check_replicaset_names(section: FleetSection) -> None:
+    """Raise ConfigurationError if two shards' replica sets have one name."""
+    found: dict[str, str] = {}
+    for name, each in section.shards.items():
+        other = found.setdefault(each.replicaset_name or name, name)
+        if other != name:
+            raise ConfigurationError(
+                f"fleet.shards.{other} and fleet.shards.{name} both have the replica set's name {each.replicaset_name or name!r} "
+                "(replicaset_name; by default the shard's): `_bucket` wouldn't say which of them a bucket moves to"
+            )
 
 
 def _listed(shards: dict[str, Config]) -> str:

@@ -7,14 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of a fleet's replica sets: its name, the fleet's name and prefix, the names of all shards, and whether they write the
-    same topics."""
+    """One of a fleet's replica sets: its name, the fleet's name and prefix, the names of all shards, whether they write the same
+    topics, the names of their replica sets, in the order of the shards, and http.listen of the fleet's process."""
 
     name: str
     fleet: str
     fleet_prefix: str
     siblings: tuple[str, ...]
     shares_topics: bool
+    replicaset_names: tuple[str, ...] = ()
+    fleet_listen: str = ""
+
+    @property
+    def replicaset_name(self) -> str:
+        """Name of the shard's replica set."""
+        return dict(zip(self.siblings, self.replicaset_names, strict=False)).get(self.name, self.name)
 
     @property
     def co_writers(self) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from cdc.daemon.clock import now_us
 from cdc.daemon.runner import PipelineRunner
 from cdc.positions.vclock import VClock
 from cdc.stream.moved_buckets import MovedBuckets
-from cdc.stream.reports.bucket_waits import BucketsState
+from cdc.stream.reports.bucket_waits import STRANGERS_REMEDY, BucketsState
 from cdc.upstream import resume
 
 DOUBLED_SECONDS: Final = 10.0
@@ -129,5 +129,7 @@ class BucketWatch:
                 count=state.lost_count,
                 keys=[f"bucket {one.bucket_id}, space {one.space_id}, key {one.key.hex()}" for one in state.lost][-3:],
             )
+        if set(state.strangers) - set(before.strangers):
+            self._log.warning(state.strangers_sentence, remedy=STRANGERS_REMEDY)
         if state.doubled.keys() - before.doubled.keys():
             self._log.warning("buckets have two owners: their rows' order isn't defined", buckets=dict(state.doubled))

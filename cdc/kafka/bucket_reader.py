@@ -42,7 +42,7 @@ class BucketReader:
         self._consumer: Consumer | None = None
         self._assigned: set[str] = set()
         self._next_look = 0.0
-        self.shards = Shards(shard.name, shard.siblings)
+        self.shards = self._nothing()
         """What has been read."""
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class BucketReader:
     def begin(self) -> Shards:
         """Read everything from the beginning, and return it. Raises ConnectionLostError, ForbiddenError or ConfigurationError."""
         self.close()
-        self.shards = Shards(self._shard.name, self._shard.siblings)
+        self.shards = self._nothing()
         self._assigned = set()
         consumer = self._consumer = self._clients.consumer("read_committed")
         try:
@@ -77,6 +77,10 @@ class BucketReader:
         except KafkaException as error:
             raise reading_error(error.args[0], "the topics of buckets can't be read") from error
         return self.shards
+
+    def _nothing(self) -> Shards:
+        shard = self._shard
+        return Shards(shard.name, shard.siblings, dict(zip(shard.siblings, shard.replicaset_names, strict=False)))
 
     def news(self) -> list[int | None]:
         """Return the buckets whose records have changed, None for a shard's begin. Raises as `begin`."""

@@ -171,13 +171,15 @@ class Status:
     @property
     def shown_error(self) -> str | None:
         """`error` as shown to operators: if it is None, a stall, an aborted Kafka transaction, an overdue quorum, a bucket that
-        has been waiting for long, signals that can't be read, or topics that were deleted."""
+        has been waiting for long, signals that can't be read, topics that were deleted, or names of replica sets that no shard
+        has."""
         overdue = self.overdue_quorum.sentence(time.time_ns() // 1000) if self.overdue_quorum is not None else None
         waits = f"rows wait for the registry: {self.registry_wait.sentence}" if self.registry_wait is not None else None
         bucket = self.buckets.sentence(time.time_ns() // 1000) if self.buckets is not None and self.buckets.is_overdue else None
         signals = self.requests.signals.sentence if self.requests is not None else None
         lost = sentence_of(self.kafka.losses)
-        return self.error or self.stall or waits or self.kafka.failure or overdue or bucket or signals or lost
+        strangers = self.buckets.strangers_sentence if self.buckets is not None else None
+        return self.error or self.stall or waits or self.kafka.failure or overdue or bucket or signals or lost or strangers
 
     def shards_waited_for(self) -> set[str]:
         """Return the shards for which rows of buckets wait."""
@@ -255,7 +257,7 @@ class Status:
                 "schema_version": self.schema_version,
                 "snapshot_id": self.snapshot_id,
             },
-            "lag_seconds": round(self.lag_seconds(now), 3),
+            "lag_seconds": round(self.steady_lag_seconds(now), 3),
             "rows": self.row_count,
             "rows_by_path": {"native": self.native_row_count, "python": self.python_row_count},
             "snapshot_rows": self.snapshot.published_rows if self.snapshot is not None else 0,

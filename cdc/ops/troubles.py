@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from cdc.ops.status import LOSSES_SHOWN, Status
+from cdc.stream.reports.bucket_waits import STRANGERS_REMEDY
 from cdc.stream.reports.limbo_watch import QUORUM_REMEDY
 from cdc.upstream.overview import Upstream
 from cdc.upstream.selection import Standing
@@ -154,6 +155,9 @@ def _of_buckets(status: Status) -> Iterator[Trouble]:
     sentence = buckets.sentence(time.time_ns() // 1000) if buckets is not None and buckets.is_overdue else None
     if buckets is not None and sentence is not None:
         yield Trouble("bucket", "source", buckets.is_full, sentence, _BUCKET_REMEDY)
+    strangers = buckets.strangers_sentence if buckets is not None else None
+    if strangers is not None:
+        yield Trouble("strangers", "source", False, strangers, STRANGERS_REMEDY, loses_rows=True)
 
 
 def _of_lag(status: Status) -> Iterator[Trouble]:

@@ -21,6 +21,8 @@ CLUSTER_BY_UUID: Final = 1
 TRUNCATE_SPACE: Final = 330
 REPLICASET_KEYS: Final = ("replicaset_uuid", "cluster")
 """Keys of `_schema` under which the replica set's UUID is stored: from 3.0 on, and before."""
+REPLICASET_NAME_KEY: Final = "replicaset_name"
+"""Key of `_schema` with the replica set's name, from 3.0 on, if it has one."""
 SYSTEM_SPACE_MAX: Final = 511
 """Highest id of a system space (BOX_SYSTEM_ID_MAX)."""
 

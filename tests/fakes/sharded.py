@@ -63,12 +63,15 @@ class Move:
 class ShardedCluster:
     """The cluster."""
 
-    def __init__(self, chance: random.Random, *, changes_buckets: bool = False, is_old: bool = False) -> None:
+    def __init__(
+        self, chance: random.Random, *, changes_buckets: bool = False, is_old: bool = False, by_name: bool = False
+    ) -> None:
         """With `changes_buckets`, rows get another bucket, and keys come back in another one.
 
-        If it `is_old`, vshard counts no attempts to move, as before 0.1.41.
+        If it `is_old`, vshard counts no attempts to move, as before 0.1.41. With `by_name`, `_bucket` calls replica sets by name,
+        as with vshard's `identification_mode = "name_as_key"`.
         """
-        self._chance, self._changes_buckets, self._is_old = chance, changes_buckets, is_old
+        self._chance, self._changes_buckets, self._is_old, self._by_name = chance, changes_buckets, is_old, by_name
         self.shards = {name: _shard(name, UUID(int=number + 1)) for number, name in enumerate(NAMES)}
         self.changes: dict[int, list[UserChange]] = defaultdict(list)
         """What users have done to each key of the cluster, in order."""
@@ -241,7 +244,8 @@ class ShardedCluster:
 
     def _state(self, shard: Shard, bucket: int, status: str, peer: Shard | None, generation: int) -> None:
         options = {} if self._is_old else {"generation": generation}
-        shard.master.replace("_bucket", bucket, status, str(peer.uuid) if peer is not None else None, options)
+        called = None if peer is None else peer.name if self._by_name else str(peer.uuid)
+        shard.master.replace("_bucket", bucket, status, called, options)
 
 
 def _shard(name: str, uuid: UUID) -> Shard:

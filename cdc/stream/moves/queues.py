@@ -110,6 +110,8 @@ class BucketQueues:
         self.lost_count = 0
         self.lost: deque[LostChange] = deque(maxlen=LOST_NAMED_MAX)
         """The last of the lost changes."""
+        self.strangers = {str(one.peer) for one in self.records.values() if shards.is_stranger(one.peer)}
+        """Names of replica sets in `_bucket` that no shard of the fleet's file has."""
         self._shards = shards
         self._dirty: dict[int, None] = {}
         self._ready: dict[int, None] = {}
@@ -307,7 +309,8 @@ class BucketQueues:
             if bucket_id not in self.records:
                 asked, uuid = self._shards.question(name, bucket_id), self._shards.shard(name).replicaset_uuid or ""
                 number = asked.generation
-                missed = {uuid: asked.taken.get(self.own_uuid, 0) + 1} if number is None else {}
+                own = {self.own_uuid, *self._shards.known_as(self._shards.own_name)}
+                missed = {uuid: sum(asked.taken.get(one, 0) for one in own) + 1} if number is None else {}
                 first = (number or 0) + 1
                 self.records[bucket_id] = BucketRecord(None, number, first=first, sent=missed, missed=missed)
                 self._dirty[bucket_id] = None
@@ -319,6 +322,8 @@ class BucketQueues:
 
     def _enter(self, bucket_id: int, step: Step) -> None:
         """Note that a bucket has this state now."""
+        if self._shards.is_stranger(step.peer):
+            self.strangers.add(str(step.peer))
         before = self.records.get(bucket_id)
         generation = step.generation
         if step.status is None and before is not None:

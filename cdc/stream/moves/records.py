@@ -3,6 +3,10 @@
     {"bucket": 7}      {"status": "sent", "generation": 3, …}    the bucket as of the events that are committed with the record
     {"bucket": null}   {"replicaset_uuid": "…"}                  all buckets are recorded: the daemon has begun
 
+The replica set at the other end of a move is called as `_bucket` calls it: by its UUID, or by its name, where vshard has
+`identification_mode = "name_as_key"` (vshard's storage/init.lua, bucket_send_xc). The fleet's file says which shard has which
+name.
+
 A bucket without a record is one that the shard doesn't have, or that its daemon hasn't come to yet. Only the daemon can tell,
 once it has read everything that its master had when it was asked (`asks`): it answers with a record.
 
@@ -16,8 +20,10 @@ A daemon also learns its own buckets' states from there when it starts: they are
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 from cdc.errors import ConfigurationError
@@ -35,6 +41,7 @@ OWNED: Final = frozenset({"active", "pinned", "readonly", SENDING})
 LEFT: Final = frozenset({SENT, GARBAGE, None})
 """States in which a bucket no longer belongs to the shard; None if it has no row in `_bucket`."""
 
+_UUID: Final = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _OPTIONS: Final = 3
 _PEER: Final = 2
 _STATUS: Final = 1
@@ -130,8 +137,10 @@ class ShardBuckets:
 class Shards:
     """The records of all shards of a fleet, as far as they have been read."""
 
-    def __init__(self, own: str, names: Iterable[str]) -> None:
+    def __init__(self, own: str, names: Iterable[str], replicaset_names: Mapping[str, str] = MappingProxyType({})) -> None:
+        """`replicaset_names` are vshard's names of the shards' replica sets, where these aren't the shards' own."""
         self.own_name = own
+        self._replicaset_names = replicaset_names
         self._shards: dict[str, ShardBuckets] = {name: ShardBuckets() for name in (*names, own)}
         self._questions: dict[tuple[str, int], None] = {}
         self._owners: dict[int, set[str]] = {}
@@ -189,12 +198,13 @@ class Shards:
         `own_uuid` is the replica set here. A source that is no shard of the fleet has published nothing.
         """
         others = [name for name in self._shards if name != self.own_name]
-        sources = [name for name in others if arrival.peer is not None and self._shards[name].replicaset_uuid == arrival.peer]
+        sources = [name for name in others if arrival.peer in self.known_as(name)]
+        own = {own_uuid, *self.known_as(self.own_name)}
         verdict = Verdict(None, was_published=False)
         for name in sources or others:
             shard, found = self._shards[name], self._shards[name].records.get(bucket_id)
             if found is not None:
-                passed = _was_passed(found, arrival, own_uuid)
+                passed = _was_passed(found, arrival, own)
                 if passed is not None:
                     return Verdict(None, passed, is_recorded=True)
             if shard.replicaset_uuid is None:
@@ -217,8 +227,19 @@ class Shards:
             return None
         if any((found.generation or 0) < generation and found.status not in LEFT for found in records):
             return None
-        passed = [verdict for verdict in (_was_passed(found, arrival, "") for found in records) if verdict is not None]
+        passed = [verdict for verdict in (_was_passed(found, arrival, ()) for found in records) if verdict is not None]
         return any(passed) if passed else None
+
+    def known_as(self, name: str) -> set[str]:
+        """Return what `_bucket` calls a shard's replica set: its name, and its UUID once that is known."""
+        uuid = self._shards[name].replicaset_uuid
+        return {self._replicaset_names.get(name, name), *([uuid] if uuid is not None else [])}
+
+    def is_stranger(self, peer: str | None) -> bool:
+        """Return whether `_bucket` names a replica set that can't be told: no UUID, and no shard's name."""
+        if peer is None or peer in self._replicaset_names.values():
+            return False
+        return not _UUID.fullmatch(peer) and not any(peer in self.known_as(name) for name in self._shards)
 
     def questions(self) -> list[tuple[str, int]]:
         """Return the shards that ask this one about buckets that it has no record of, and the buckets."""
@@ -229,12 +250,20 @@ class Shards:
         return self._shards[name].records[bucket_id]
 
 
-def _was_passed(found: BucketRecord, arrival: BucketRecord, own_uuid: str) -> bool | None:
-    """Return whether the former owner had published the rows that have arrived; None while it hasn't passed them on."""
+def _was_passed(found: BucketRecord, arrival: BucketRecord, own: Collection[str]) -> bool | None:
+    """Return whether the former owner had published the rows that have arrived; None while it hasn't passed them on.
+
+    `own` are the names of the replica set here.
+    """
     if arrival.generation is None:
         number = arrival.taken.get(arrival.peer or "", 0) + 1
-        return number > found.missed.get(own_uuid, 0) if found.sent.get(own_uuid, 0) >= number else None
+        return number > _count(found.missed, own) if _count(found.sent, own) >= number else None
     there = found.generation or 0
     if there > arrival.generation or (there == arrival.generation and found.status in LEFT):
         return arrival.generation >= found.first
     return None
+
+
+def _count(moves: Mapping[str, int], names: Collection[str]) -> int:
+    """Return how many moves there were to or from a replica set."""
+    return sum(moves.get(name, 0) for name in names)

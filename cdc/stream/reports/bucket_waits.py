@@ -11,6 +11,10 @@ from typing import Any, Final
 
 from cdc.stream.moves.queues import BucketQueues, LostChange, Wait
 
+STRANGERS_REMEDY: Final = (
+    "Give that shard its replica set's name (box.info.replicaset.name) in the fleet's file: "
+    "fleet.shards.<shard>.replicaset_name. Restart the daemons, and order a snapshot of the sharded spaces if rows have moved."
+)
 NAMED_MAX: Final = 20
 """Number of buckets that are named."""
 
@@ -28,6 +32,8 @@ class BucketsState:
     doubled: Mapping[int, list[str]] = field(default_factory=dict)
     is_full: bool = False
     """Whether so much waits that the stream isn't read any more."""
+    strangers: tuple[str, ...] = ()
+    """Names of replica sets in `_bucket` that no shard has."""
     is_overdue: bool = False
     """Whether the first bucket has been waiting for longer than source.bucket_alert_ms."""
 
@@ -48,6 +54,7 @@ class BucketsState:
             tuple(queues.lost),
             doubled,
             is_full,
+            tuple(sorted(queues.strangers)[:NAMED_MAX]),
             bool(waits) and waits[0].since_us <= overdue_us,
         )
 
@@ -69,6 +76,17 @@ class BucketsState:
         full = "; so much waits that this daemon reads nothing until then" if self.is_full else ""
         return f"bucket {wait.bucket_id} has been waiting for {self.oldest_seconds(now_us):.0f} s for {whom}{more}{full}"
 
+    @property
+    def strangers_sentence(self) -> str | None:
+        """Return what is wrong with names of replica sets; None if nothing is."""
+        if not self.strangers:
+            return None
+        named = ", ".join(map(repr, self.strangers))
+        return (
+            f"vshard calls replica sets by name here, and no shard has the name {named}: what moves from or to there may be "
+            "published in the wrong order, and once more"
+        )
+
     def to_json(self, now_us: int) -> dict[str, Any]:
         """Return the state as /status shows it."""
         return {
@@ -85,6 +103,7 @@ class BucketsState:
                 }
                 for wait in self.waits
             ],
+            "strangers": list(self.strangers),
             "lost_changes": self.lost_count,
             "lost": [
                 {"bucket_id": one.bucket_id, "state": one.status, "space_id": one.space_id, "key": one.key.hex()}

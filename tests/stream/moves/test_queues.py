@@ -12,7 +12,7 @@ import pytest
 from cdc.protocol.constants import Type
 from cdc.stream.moves.held import Held, HeldRow, Origin, unpack
 from cdc.stream.moves.queues import BucketQueues, Fate
-from cdc.stream.moves.records import BucketRecord, Shards, Step, bucket_key
+from cdc.stream.moves.records import BucketRecord, Shards, Step, Verdict, bucket_key
 from tests.fakes.moving import CAPTURES, Cluster, Daemon, expected, kept, outcome, pieces, seen
 
 NAMES: Final = ("a1", "b1", "c1")
@@ -366,6 +366,27 @@ def test_rows_of_a_snapshot_wait_for_the_shard_that_still_has_the_bucket(status:
         shards.fold(name, bucket_key(None), b'{"replicaset_uuid":"%b"}' % name.encode())
         shards.fold(name, bucket_key(5), record.to_json())
     assert shards.has_passed_since(5, 2) is passed
+
+
+def test_replica_sets_that_are_called_by_name() -> None:
+    """A shard may have another name than its replica set; a name that nobody has is told."""
+    shards = Shards("s1", ("s1", "s2", "s3"), {"s1": "s1", "s2": "storage-2", "s3": "s3"})
+    for name, uuid in (("s1", "1"), ("s2", "2"), ("s3", "3")):
+        shards.fold(name, bucket_key(None), b'{"replicaset_uuid":"%b"}' % (uuid * 8).encode())
+    shards.fold("s3", bucket_key(5), BucketRecord("sent", first=1, sent={"storage-2": 1}).to_json())
+    arrival = BucketRecord("receiving", 2, "storage-2")
+    assert shards.verdict(5, arrival, "11111111") == Verdict("s2", asks=True), "it may have had the bucket after s3"
+    shards.fold("s2", bucket_key(5), BucketRecord("sent", 2, "s1", first=1).to_json())
+    assert shards.verdict(5, arrival, "11111111") == Verdict(None, is_recorded=True)
+    old = BucketRecord("receiving", peer="storage-2")
+    shards.fold("s2", bucket_key(5), BucketRecord("sent", sent={"s1": 1}).to_json())
+    assert shards.verdict(5, old, "11111111") == Verdict(None, is_recorded=True)
+    uuid = "aaaaaaaa-000a-4000-8000-000000000000"
+    assert [peer for peer in (None, uuid, "22222222", "s1", "storage-2", "s2") if shards.is_stranger(peer)] == ["s2"]
+    queues = BucketQueues(shards)
+    queues.step(6, Step("sending", 1, "elsewhere"), (1, 1, 0))
+    queues.step(6, Step("sent", 1, "s3"), (1, 2, 0))
+    assert queues.strangers == {"elsewhere"}
 
 
 def test_fates() -> None:

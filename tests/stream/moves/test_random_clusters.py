@@ -18,10 +18,10 @@ SHORT_LIVES = 6
 class Fleet:
     """A cluster and a daemon for each shard."""
 
-    def __init__(self, seed: int, *, changes_buckets: bool = True, is_old: bool = False, are_late: bool = False) -> None:
+    def __init__(self, seed: int, *, changes_buckets: bool = True, are_late: bool = False, **servers: bool) -> None:
         """If daemons `are_late`, they begin one after the other while buckets move. For the rest see ShardedCluster."""
         self.chance = random.Random(seed)
-        self.servers = ShardedCluster(self.chance, changes_buckets=changes_buckets, is_old=is_old)
+        self.servers = ShardedCluster(self.chance, changes_buckets=changes_buckets, **servers)
         self.kafka = Cluster(NAMES)
         self.daemons: list[Daemon] = []
         for name in self.chance.sample(NAMES, len(NAMES)):
@@ -132,7 +132,7 @@ def test_users_changes_once_and_in_order(seed: int, lives: int, crashes: float) 
     for life in range(lives):
         told = seed + life
         print("seed", told)
-        fleet = Fleet(told, is_old=life % 4 == 0)
+        fleet = Fleet(told, is_old=life % 4 == 0, by_name=life % 8 < 2)
         fleet.work(200, crashes)
         fleet.come_to_rest()
         fleet.check()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cdc.commands.status import bucket_lines
 from cdc.ops.status import Status
+from cdc.ops.troubles import current
 from cdc.protocol.constants import Type
 from cdc.stream.moves.held import HeldRow, Origin
 from cdc.stream.moves.queues import BucketQueues
@@ -46,3 +47,17 @@ def test_for_whom_and_how_long() -> None:
     status = Status("shop.s1", buckets=state)
     assert "bucket 7 has been waiting" in (status.shown_error or "")
     assert status.shards_waited_for() == {"s2"}
+
+
+def test_a_replica_set_whose_name_no_shard_has() -> None:
+    """Which rows came from where can't be told then: operators are, with the key of the configuration."""
+    queues = BucketQueues(Shards("s1", ("s1", "s2")))
+    queues.step(7, Step("sending", 1, "s2"), (1, 1, 0))
+    assert state_of(queues).strangers_sentence is None
+    queues.step(7, Step("sent", 1, "storage-2"), (1, 2, 0))
+    state = state_of(queues)
+    status = Status("shop.s1", buckets=state)
+    assert "no shard has the name 'storage-2'" in str(status.shown_error)
+    (trouble,) = current(status)
+    assert (trouble.loses_rows, "fleet.shards.<shard>.replicaset_name" in trouble.remedy) == (True, True)
+    assert ("no shard", "has the replica set's name that `_bucket` has: storage-2") in bucket_lines(state.to_json(5))
