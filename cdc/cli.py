@@ -134,7 +134,11 @@ def _add_position_arguments(position: argparse.ArgumentParser) -> None:
 
 def _add_snapshot_arguments(snapshot: argparse.ArgumentParser) -> None:
     snapshot.add_argument("spaces", nargs="*", metavar="SPACE", help="a published space's name")
-    snapshot.add_argument("--where", metavar="EXPRESSION", help='only rows for which this CEL expression holds: "row.id > 7"')
+    snapshot.add_argument(
+        "--where",
+        metavar="EXPRESSION",
+        help='only rows for which this CEL expression holds: "row.id > 7"; the daemon needs tarantool-cdc[filter] for it',
+    )
     others = snapshot.add_mutually_exclusive_group()
     for action, meaning in (
         ("stop", "end the requests for these spaces, or all requests"),
@@ -184,12 +188,14 @@ def _fleet(options: argparse.Namespace) -> Fleet | None:
 
 def _daemon(options: argparse.Namespace) -> config.Config:
     """Return the configuration of the daemon that a command is about. Raises ConfigurationError for a fleet without --shard."""
-    return load_daemon(options.config, options.shard)
+    from cdc.commands.asked import as_it_is_asked
+
+    return as_it_is_asked(load_daemon(options.config, options.shard))
 
 
 def _load_and_log(options: argparse.Namespace) -> config.Config:
     """Return the configuration; from now on stderr is the log."""
-    settings = _daemon(options)
+    settings = load_daemon(options.config, options.shard)
     _log(settings)
     return settings
 
@@ -215,10 +221,11 @@ def _check(options: argparse.Namespace) -> int:
 
 def _doctor(options: argparse.Namespace) -> int:
     fleet = _fleet(options)
-    daemons = [_daemon(options)] if fleet is None else list(fleet.shards.values())
-    log.configure(daemons[0].log.format, "warning")
+    from cdc.commands.asked import as_it_is_asked
     from cdc.commands.doctor import doctor
 
+    daemons = [_daemon(options)] if fleet is None else [as_it_is_asked(each) for each in fleet.shards.values()]
+    log.configure(daemons[0].log.format, "warning")
     are_well = [doctor(each, say, as_json=options.json, is_verbose=options.verbose) for each in daemons]
     return 0 if all(are_well) else 1
 

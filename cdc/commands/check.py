@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cdc.commands import Say, check_start
+from cdc.commands.asked import as_it_is_asked
 from cdc.commands.check_members import Examined, Tell, choose_member, examine_member
 from cdc.commands.check_start import Finding
 from cdc.config import Config
@@ -60,6 +61,11 @@ class Examination:
     members: list[Examined] = field(default_factory=list)
     runs_already: bool = False
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether the daemon runs, and doesn't answer."""
+        return any(finding.is_silence for finding in self.findings)
+
 
 def check(config: Config, say: Say) -> bool:
     """Report the findings, line by line. Return whether the daemon could start, or is running.
@@ -68,7 +74,9 @@ def check(config: Config, say: Say) -> bool:
     """
     found = examine(config, lambda line: say(str(line)))
     count = len(found.failures)
-    if count:
+    if found.is_silent:
+        say(f"the daemon runs, and doesn't answer: {count} failure{'s' if count > 1 else ''}")
+    elif count:
         outcome = "stop" if Remedy.OPERATOR in found.failures else "wait until that is over"
         say(f"run would {outcome}: {count} failure{'s' if count > 1 else ''}")
     else:
@@ -119,6 +127,8 @@ def examine(config: Config, tell: Tell) -> Examination:
         findings += _published(config, schema, existing if kafka.is_good else None, stored, say)
         spaces = [(form.space_id, form.name) for form in schema.forms() if form.is_replicated]
         findings += check_start.of_patterns(config, spaces)
+        called = next(member.contents.replicaset_name for member in found if member.contents is not None)
+        findings += check_start.of_replicaset_name(config, called)
     candidates = [member.candidate for member in found]
     ballots = [candidate.answer.ballot for candidate in candidates]
     findings += check_start.of_joins(config, [ballot for ballot in ballots if ballot is not None])
@@ -145,7 +155,7 @@ def check_fleet(fleet: Fleet, say: Say) -> bool:
     are_well = []
     for name, config in fleet.shards.items():
         say(f"shard {name}:")
-        are_well.append(check(config, lambda line: say(f"  {line}")))
+        are_well.append(check(as_it_is_asked(config), lambda line: say(f"  {line}")))
     bad = [name for name, is_well in zip(fleet.shards, are_well, strict=True) if not is_well]
     outcome = f"failures in {', '.join(bad)}" if bad else f"no failure in {len(are_well)} shards"
     say(f"the fleet {fleet.name}: {outcome}")
@@ -252,7 +262,8 @@ def _published(
     yield from check_start.of_columns(options.columns(), published)
     yield from check_start.of_filters(config, published)
     yield from (
-        Finding("fleet.topics", sentence, is_failure=False) for sentence in sharding.doubts_about(options, schema, published)
+        Finding("fleet.topics", doubt.sentence, is_failure=doubt.loses_rows, loses_rows=doubt.loses_rows)
+        for doubt in sharding.doubts_about(options, schema, published)
     )
     yield from (Finding("routing", sentence, is_failure=False) for sentence in routes.without_effect(published))
     if existing is not None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from cdc.commands import silence
 from cdc.config import Config
 from cdc.daemon import admission
 from cdc.daemon.admission import StateDirectoryLock, StateMissingError
@@ -72,6 +73,8 @@ class Finding:
     """Whether `run` would wait for the failure's end."""
     loses_rows: bool = False
     """Whether rows were lost, or will be, for consumers or for the daemon."""
+    is_silence: bool = False
+    """Whether the failure is that of a daemon that runs, and doesn't answer."""
 
     def __str__(self) -> str:
         mark = "" if self.is_well else "FAILED: " if self.is_failure else "warning: "
@@ -90,9 +93,13 @@ def of_kafka(config: Config, stored: Checkpoint, store: Position | None = None) 
             checkpoint_topic.name_of(config.kafka.control_prefix), lambda: admission.check_position(config, stored, store)
         )
     if runs_already(config, stored):
-        yield Finding(
-            "name", f"the daemon {config.name!r} runs with this state.path: it is this one", is_failure=False, is_well=True
-        )
+        silent = silence.of_running(config, stored)
+        if silent is not None:
+            yield Finding("name", f"{silent.sentence}. {silent.remedy}", is_silence=True)
+        else:
+            yield Finding(
+                "name", f"the daemon {config.name!r} runs with this state.path: it is this one", is_failure=False, is_well=True
+            )
         return
     yield from _failure("http.listen", lambda: _check_address(config))
     directory = admission.store_path(config)
@@ -169,6 +176,19 @@ def of_filters(config: Config, published: Sequence[SpaceForm]) -> Iterator[Findi
         if not any(re.fullmatch(pattern, form.name) for form in published):
             sentence = f"{pattern!r} matches none of the published spaces"
             yield Finding("snapshot.filters", sentence, is_failure=False)
+
+
+def of_replicaset_name(config: Config, name: str | None) -> Iterator[Finding]:
+    """Yield a warning if the replica set has another name (None: none) than the fleet's file gives it."""
+    shard = config.kafka.shard
+    if shard is not None and shard.shares_topics and name is not None and name != shard.replicaset_name:
+        yield Finding(
+            f"fleet.shards.{shard.name}.replicaset_name",
+            f"this replica set is called {name!r}, and {shard.replicaset_name!r} here: where vshard calls replica sets by name "
+            "(identification_mode = 'name_as_key'), the daemons couldn't tell from where rows have moved. Set replicaset_name = "
+            f'"{name}"',
+            is_failure=False,
+        )
 
 
 def of_joins(config: Config, ballots: Collection[Ballot]) -> Iterator[Finding]:

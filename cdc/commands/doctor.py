@@ -16,14 +16,15 @@ from typing import Any, Final
 from cdc.commands import Say, doctor_looks
 from cdc.commands.check import Examination, examine
 from cdc.commands.doctor_looks import Advice, Harm
+from cdc.commands.silence import explained
 from cdc.config import Config
 from cdc.daemon.http_settings import access_of
 from cdc.errors import CdcError, RequestError
-from cdc.ops.asking import ask
+from cdc.ops.asking import SilentError, ask
 
 _HEADINGS: Final = {
     Harm.LOSS: "rows are lost, or may be",
-    Harm.STOP: "the daemon can't run",
+    Harm.STOP: "the daemon can't run, or stands still",
     Harm.WAIT: "the daemon waits",
     Harm.SOON: "not yet a problem",
     Harm.NOTE: "worth knowing",
@@ -36,8 +37,12 @@ def doctor(config: Config, say: Say, *, as_json: bool = False, is_verbose: bool 
     found = examine(config, lambda line: facts.append(str(line)))
     shown, refusal = _shown_by_daemon(config)
     is_running = shown is not None or refusal is not None
+    is_silent = found.is_silent or isinstance(refusal, SilentError)
     advice = [*_of_findings(found, is_running=is_running)]
-    if refusal is not None:
+    if isinstance(refusal, SilentError):
+        if not found.is_silent:
+            advice.append(Advice(Harm.STOP, "http.listen", refusal.message, refusal.hint))
+    elif refusal is not None:
         advice.append(Advice(Harm.NOTE, "http.listen", f"what the daemon shows isn't known: {refusal.message}", refusal.hint))
     told = list(advice)
     advice += [each for each in _of_daemon(shown) if not any(_says(former, each) for former in told)]
@@ -47,18 +52,18 @@ def doctor(config: Config, say: Say, *, as_json: bool = False, is_verbose: bool 
     if as_json:
         say(json.dumps({"name": config.name, "is_well": is_well, "advice": [each.to_json() for each in advice]}, indent=1))
         return is_well
-    for line in readable(config.name, advice, is_running=is_running):
+    for line in readable(config.name, advice, is_running=is_running, is_silent=is_silent):
         say(line)
     for fact in facts if is_verbose else ():
         say(f"  {fact}")
     return is_well
 
 
-def readable(name: str, advice: Iterable[Advice], *, is_running: bool) -> Iterator[str]:
+def readable(name: str, advice: Iterable[Advice], *, is_running: bool, is_silent: bool = False) -> Iterator[str]:
     """Yield the lines for people."""
     advice = list(advice)
     urgent = sum(each.harm <= Harm.WAIT for each in advice)
-    state = "runs" if is_running else "doesn't run, or doesn't answer at http.listen"
+    state = "doesn't answer" if is_silent else "runs" if is_running else "doesn't run, or doesn't answer at http.listen"
     yield f"{name}: the daemon {state}; {urgent or 'nothing'} to change now, {len(advice) - urgent} to know"
     harm = None
     for number, each in enumerate(advice, 1):
@@ -95,7 +100,8 @@ def _of_findings(found: Examination, *, is_running: bool) -> Iterator[Advice]:
         else:
             # What stops a start doesn't concern a daemon that has started.
             harm = Harm.WAIT if finding.may_heal else Harm.STOP
-            harm = Harm.SOON if finding.key in members or (harm is Harm.STOP and is_running) else harm
+            is_past = harm is Harm.STOP and is_running and not finding.is_silence
+            harm = Harm.SOON if finding.key in members or is_past else harm
         yield Advice(harm, finding.key, finding.sentence)
 
 
@@ -105,11 +111,12 @@ def _of_daemon(shown: dict[str, Any] | None) -> Iterator[Advice]:
         yield Advice(harm, trouble["place"], trouble["sentence"], trouble["remedy"])
 
 
-def _shown_by_daemon(config: Config) -> tuple[dict[str, Any] | None, RequestError | None]:
-    """Return what the running daemon's page shows, or its refusal; neither if none answers."""
+def _shown_by_daemon(config: Config) -> tuple[dict[str, Any] | None, CdcError | None]:
+    """Return what the running daemon's page shows, or its refusal, or its silence; neither if there is none."""
     try:
-        found = ask(config.name, config.http.address, "/page/state", access=access_of(config))
-    except RequestError as error:
+        with explained(config):
+            found = ask(config.name, config.http.address, "/page/state", access=access_of(config))
+    except (RequestError, SilentError) as error:
         return None, error
     except CdcError:
         return None, None

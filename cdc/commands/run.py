@@ -20,6 +20,7 @@ from cdc.daemon.supervised import Supervision
 from cdc.daemon.supervisor import Daemon
 from cdc.errors import CdcError
 from cdc.ops import signals
+from cdc.ops.service_manager import ServiceManager
 
 
 def run(config: Config, *, until_caught_up: bool, supervised: int | None = None, **orders: bool) -> None:
@@ -29,15 +30,19 @@ def run(config: Config, *, until_caught_up: bool, supervised: int | None = None,
     """
     log_start(config)
     if supervised is None:
-        _under_signals(Daemon(config, StartOptions(**orders))).run(until_caught_up=until_caught_up)
+        daemon = _under_signals(Daemon(config, StartOptions(**orders)))
+        service, status = ServiceManager(), daemon.status
+        service.tell_started()
+        service.tell_regularly(lambda: status.lifelessness, lambda: status.shown_error or status.shown_state)
+        daemon.run(until_caught_up=until_caught_up)
         return
     supervision = Supervision(supervised)
     try:
         daemon = _under_signals(Daemon(_at_any_port(config), StartOptions(**orders)))
         supervision.listening(daemon.http_port)
         supervision.stop_with_fleet(daemon.stop)
-        if until_caught_up:
-            supervision.tell_waits(daemon.status.shards_waited_for)
+        status = daemon.status
+        supervision.tell_regularly(lambda: status.lifelessness, status.shards_waited_for)
         daemon.run(until_caught_up=until_caught_up)
     except CdcError as error:
         supervision.failed(error)

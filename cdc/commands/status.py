@@ -6,11 +6,13 @@ import json
 from collections.abc import Callable
 from typing import Any, Final
 
+from cdc.commands import silence
 from cdc.config import Config
 from cdc.config.fleet import Fleet
 from cdc.daemon.http_settings import access_of
 from cdc.errors import RequestError
 from cdc.ops.asking import ask, tap_status
+from cdc.ops.silence import silence_in
 from cdc.positions.vclock import VClock
 from cdc.stream.commits.losses import LostTopic
 
@@ -20,7 +22,8 @@ _QUIET_SECONDS: Final = 5.0
 
 def status(config: Config, say: Callable[[str], object], *, as_json: bool) -> None:
     """Ask the daemon, and print its status. Raises ConfigurationError, or RequestError with the daemon's answer."""
-    found = ask(config.name, config.http.address, "/status", access=access_of(config))
+    with silence.explained(config):
+        found = ask(config.name, config.http.address, "/status", access=access_of(config))
     tap = tap_status(config.name, config.tap.http_address)
     if as_json:
         say(json.dumps({**found, "tap": tap} if tap is not None else found, indent=1))
@@ -45,10 +48,15 @@ def readable_fleet(found: dict[str, Any]) -> str:
     for shard, state in found["shards"].items():
         process = state["process"] + (f" (process {state['process_id']})" if state["process_id"] is not None else "")
         if state["restarts"]:
-            process += f", started again {state['restarts']} times"
+            process += f", started again {state['restarts']} time{'s' if state['restarts'] > 1 else ''}"
         if state["error"] and state["process"] != "running":
             process += f": {state['error']}"
         lines = [f"{'shard':<12} {shard}", f"{'process':<12} {process}"]
+        silent = silence_in(state.get("silence"))
+        if silent is not None:
+            lines += [f"{'silent':<12} {silent.sentence}", f"{'change':<12} {silent.remedy}"]
+        elif state["status"] is None and state["process"] == "running":
+            lines.append(f"{'silent':<12} it doesn't answer; it may have been started just now")
         if state["status"] is not None:
             lines.append(readable(state["status"]))
         parts.append("\n".join(lines))
@@ -157,6 +165,8 @@ def bucket_lines(buckets: dict[str, Any] | None) -> list[tuple[str, str]]:
         lines.append(
             ("past router", f"{buckets['lost_changes']} changes of copies that others own, not published; the last: {named}")
         )
+    if buckets.get("strangers"):
+        lines.append(("no shard", f"has the replica set's name that `_bucket` has: {', '.join(buckets['strangers'])}"))
     lines += [
         ("two owners", f"bucket {bucket_id} belongs to the shards {', '.join(names)}")
         for bucket_id, names in buckets["doubled"].items()

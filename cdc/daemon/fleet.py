@@ -1,6 +1,6 @@
 """The process of a fleet: it runs a daemon for each shard, as a process of its own, and serves one status for all.
 
-    signals, ends of processes, what daemons tell ─▶ a queue ─▶ FleetProcesses decides ─▶ start, or ask to stop
+    signals, ends of processes, what daemons tell ─▶ a queue ─▶ FleetProcesses decides ─▶ start, kill, or ask to stop
 
 A process per shard uses a core per shard, and a shard that is out of memory, say, leaves the others alone.
 """
@@ -23,7 +23,7 @@ from typing import Any, Final
 import structlog
 
 from cdc.config.fleet import Fleet
-from cdc.daemon.fleet_processes import Failure, FleetProcesses, Phase
+from cdc.daemon.fleet_processes import LOOK_SECONDS, Failure, FleetProcesses, Measure, Phase, ShardProcess
 from cdc.daemon.http_settings import certificate_of, tokens_of
 from cdc.daemon.supervised import failure_in
 from cdc.errors import CdcError, ConfigurationError
@@ -31,6 +31,8 @@ from cdc.ops import asking
 from cdc.ops.bounded_server import BoundedServer
 from cdc.ops.fleet_page import ShardView, fleet_server
 from cdc.ops.rights import Rights
+from cdc.ops.service_manager import ServiceManager, without_service_manager
+from cdc.ops.silence import SILENT_SECONDS, Silence, silence_of
 
 _Event = Callable[[], None]
 Command = Callable[[str, int], Sequence[str]]
@@ -53,13 +55,14 @@ class FleetDaemon:
         self._command = command
         self._first_options = first_options
         self._log = structlog.get_logger().bind(name=fleet.name)
-        self._processes = FleetProcesses(fleet.shards)
+        self._processes = FleetProcesses(fleet.shards, watchdog_seconds=fleet.watchdog_seconds)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         # Ports at which the running daemons serve their status.
         self._ports: dict[str, int | None] = {}
         # Safe to use in a signal handler that interrupts its reader.
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._server = self._listen()
+        self._service = ServiceManager()
 
     @property
     def http_port(self) -> int | None:
@@ -76,14 +79,21 @@ class FleetDaemon:
 
     def run(self, *, until_caught_up: bool = False) -> None:
         """Run the daemons until stopped, or until all have caught up. Raises errors that need an operator."""
-        processes = self._processes = FleetProcesses(self._fleet.shards, until_caught_up=until_caught_up)
+        processes = self._processes = FleetProcesses(
+            self._fleet.shards, until_caught_up=until_caught_up, watchdog_seconds=self._fleet.watchdog_seconds
+        )
         self._log.info("the fleet starts", shards=list(self._fleet.shards), topics=self._fleet.topics)
+        looked_at = time.monotonic()
+        self._service.tell_started()
         try:
             while not processes.is_over():
                 for name in processes.due(time.monotonic()):
                     self._start(name)
-                with contextlib.suppress(queue.Empty):
-                    self._events.get(timeout=processes.wait_seconds(time.monotonic()))()
+                self._service.tell_well()
+                self._await_events(looked_at + LOOK_SECONDS)
+                if (now := time.monotonic()) >= looked_at + LOOK_SECONDS:
+                    looked_at = now
+                    self._look(now)
         finally:
             if self._server is not None:
                 self._server.stop()
@@ -93,13 +103,36 @@ class FleetDaemon:
 
     # Processes.
 
+    def _await_events(self, until: float) -> None:
+        """Handle what comes until then, or until a process is due."""
+        due = self._processes.wait_seconds(time.monotonic())
+        seconds = max(0.0, until - time.monotonic())
+        with contextlib.suppress(queue.Empty):
+            self._events.get(timeout=seconds if due is None else min(seconds, due))()
+
+    def _look(self, now: float) -> None:
+        """Tell of daemons that are silent, or end them."""
+        for name, what in self._processes.look(now):
+            child, view = self._children.get(name), self.views()[name]
+            if child is None or view.silence is None:
+                continue
+            if what is Measure.TELL:
+                self._log.warning("the daemon of a shard doesn't answer", shard=name, reason=view.silence.sentence)
+                if self._processes.shards[name].has_told:  # before that, the signal would end it
+                    child.send_signal(signal.SIGUSR2)
+            else:
+                self._log.error("the daemon of a shard is killed", shard=name, reason=view.silence.sentence)
+                child.kill()
+
     def _start(self, name: str) -> None:
         ours, theirs = socket.socketpair()
         os.set_inheritable(theirs.fileno(), True)
         options = self._first_options if not self._processes.shards[name].starts else ()
         command = [*self._command(name, theirs.fileno()), *options]
         try:
-            child = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=without_service_manager(os.environ)
+            )
         except OSError as error:
             ours.close()
             self._processes.started(name, time.monotonic())
@@ -123,10 +156,17 @@ class FleetDaemon:
                     if "port" in message:
                         port = message["port"]
                         self._events.put(lambda port=port: self._ports.__setitem__(name, port))  # type: ignore[misc]
+                    if "lifelessness" in message:
+                        why = message["lifelessness"]
+                        self._events.put(lambda why=why: self._heard(name, child, why))  # type: ignore[misc]
                     for needed in message.get("waits_for", ()):
                         self._events.put(lambda needed=needed: self._processes.need(needed, time.monotonic()))  # type: ignore[misc]
             status = child.wait()
         self._events.put(lambda: self._ended(name, status, failure))
+
+    def _heard(self, name: str, child: subprocess.Popen[bytes], lifelessness: str | None) -> None:
+        if self._children.get(name) is child:
+            self._processes.heard(name, lifelessness)
 
     def _ended(self, name: str, status: int, failure: Failure | None) -> None:
         self._children.pop(name, None)
@@ -176,8 +216,21 @@ class FleetDaemon:
                 self._ports.get(name),
                 shard.restarts,
                 shard.error,
+                self._silence(shard, child) if is_running else None,
             )
         return found
+
+    def _silence(self, shard: ShardProcess, child: subprocess.Popen[bytes] | None) -> Silence | None:
+        """Return what to tell of a daemon that hasn't told for a while that it is well."""
+        seconds, limit = shard.silent_seconds, self._processes.watchdog_seconds
+        if child is None or seconds < SILENT_SECONDS:
+            return None
+        what_follows = (
+            f"The fleet kills it in {max(0.0, limit - seconds):.0f} s, and starts it again (fleet.watchdog_ms)"
+            if limit is not None
+            else f"`kill -9 {child.pid}` ends it, and the fleet starts it again (fleet.watchdog_ms = 0: not by itself)"
+        )
+        return silence_of(child.pid, seconds, shard.lifelessness, what_follows)
 
 
 def command(config_file: str, *, until_caught_up: bool, standby: bool = False) -> Command:

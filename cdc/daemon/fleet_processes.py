@@ -6,7 +6,14 @@
        └── back-off ◀───┴─ anything else: a signal, a crash, an error that may pass
 
 Without --until-caught-up an error that needs an operator is tried again, too, as a service manager would: it concerns one shard,
-and the others go on. The module starts no process and reads no clock; times are seconds of one monotonic clock.
+and the others go on.
+
+A daemon tells each second that it is well. One that hasn't for `watchdog_seconds` is frozen (stopped by a signal, or by its
+debugger), or a thread that it can't do without is stuck: it is killed, and so started again. One that waits, for Kafka say, or
+that reads a long snapshot, tells all the same. Time in which the fleet's own process didn't run (a machine that was suspended,
+or out of memory) isn't counted: the daemons may not have run then either.
+
+The module starts no process and reads no clock; times are seconds of one monotonic clock.
 """
 
 from __future__ import annotations
@@ -14,15 +21,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from signal import SIGTERM
+from signal import SIGKILL, SIGTERM
 from typing import Final
 
+from cdc.ops.silence import SILENT_SECONDS
 from cdc.upstream.failover import BackOff
 
 DELAY_FIRST_SECONDS: Final = 0.5
 DELAY_MAX_SECONDS: Final = 60.0
 STEADY_SECONDS: Final = 60.0
 """Time after which a process that ends is started again as soon as one that ended for the first time."""
+LOOK_SECONDS: Final = 1.0
+"""Interval between two calls of `look`."""
+_LOOK_SECONDS_MAX: Final = 3.0
+"""Time between two calls of `look` above which the fleet's own process didn't run."""
 
 
 class Phase(Enum):
@@ -42,6 +54,14 @@ class Failure:
     needs_operator: bool = False
 
 
+class Measure(Enum):
+    """What is to be done about a daemon that doesn't tell that it is well."""
+
+    TELL = "tell"
+    """Operators are told, and it is asked where its threads are."""
+    KILL = "kill"
+
+
 @dataclass(slots=True)
 class ShardProcess:
     """What is known of a shard's process. `error` is why it ended last, None if that was in order."""
@@ -51,6 +71,14 @@ class ShardProcess:
     started_at: float = 0.0
     starts: int = 0
     error: str | None = None
+    silent_seconds: float = 0.0
+    """How long the daemon hasn't told that it is well."""
+    lifelessness: str | None = None
+    """Why it can't go on, as it says itself."""
+    taken: set[Measure] = field(default_factory=set)
+    """What has been done about its present silence."""
+    has_told: bool = False
+    """Whether this process has told anything about itself, so that it has begun its work."""
     back_off: BackOff = field(default_factory=lambda: BackOff(DELAY_FIRST_SECONDS, DELAY_MAX_SECONDS))
 
     @property
@@ -62,9 +90,12 @@ class ShardProcess:
 class FleetProcesses:
     """The processes of a fleet's daemons."""
 
-    def __init__(self, names: Iterable[str], *, until_caught_up: bool = False) -> None:
+    def __init__(self, names: Iterable[str], *, until_caught_up: bool = False, watchdog_seconds: float | None = None) -> None:
+        """With `watchdog_seconds` None no silent daemon is killed."""
         self.shards: dict[str, ShardProcess] = {name: ShardProcess() for name in names}
+        self.watchdog_seconds = watchdog_seconds
         self._until_caught_up = until_caught_up
+        self._looked_at: float | None = None
         self.is_stopping = False
         """Whether no process is started any more, and those that run are asked to stop."""
         self.fatal: tuple[str, str] | None = None
@@ -86,6 +117,36 @@ class FleetProcesses:
         """Record that a shard's process was started."""
         shard = self.shards[name]
         shard.phase, shard.started_at, shard.starts = Phase.RUNNING, now, shard.starts + 1
+        shard.has_told = False
+        self._break_silence(shard)
+
+    def heard(self, name: str, lifelessness: str | None) -> None:
+        """Record that a daemon has told that it is well, or why it can't go on."""
+        shard = self.shards[name]
+        shard.has_told = True
+        if lifelessness is None:
+            self._break_silence(shard)
+        shard.lifelessness = lifelessness
+
+    def look(self, now: float) -> list[tuple[str, Measure]]:
+        """Return what is to be done now about daemons that are silent. To be called every LOOK_SECONDS."""
+        passed = min(now - self._looked_at, _LOOK_SECONDS_MAX) if self._looked_at is not None else 0.0
+        self._looked_at = now
+        due = []
+        for name in self.running:
+            shard = self.shards[name]
+            shard.silent_seconds += passed
+            limits = {Measure.TELL: SILENT_SECONDS, Measure.KILL: self.watchdog_seconds}
+            for what, seconds in limits.items():
+                if seconds is not None and shard.silent_seconds >= seconds and what not in shard.taken:
+                    shard.taken.add(what)
+                    due.append((name, what))
+        return due
+
+    @staticmethod
+    def _break_silence(shard: ShardProcess) -> None:
+        shard.silent_seconds, shard.lifelessness = 0.0, None
+        shard.taken.clear()
 
     def ended(self, name: str, status: int, failure: Failure | None, now: float) -> float | None:
         """Record the end of a shard's process, with its exit status, which is negative for a signal, and what it said of it.
@@ -97,7 +158,7 @@ class FleetProcesses:
         if status == 0:
             shard.error = None
             return None
-        shard.error = failure.sentence if failure is not None else _ended_how(status)
+        shard.error = failure.sentence if failure is not None else _ended_how(status, shard)
         if self.is_stopping and status == -SIGTERM:
             shard.error = None  # it was told to stop before it could heed that, as it was being loaded, so nothing had begun
             return None
@@ -139,5 +200,8 @@ class FleetProcesses:
         yield from self._unclean.items()
 
 
-def _ended_how(status: int) -> str:
+def _ended_how(status: int, shard: ShardProcess) -> str:
+    if Measure.KILL in shard.taken and status == -SIGKILL:
+        why = f": {shard.lifelessness}" if shard.lifelessness is not None else ""
+        return f"it was killed by the fleet's watchdog, as it had answered nothing for {shard.silent_seconds:.0f} s{why}"
     return f"it was killed by signal {-status}" if status < 0 else f"it ended with exit status {status}"

@@ -40,6 +40,7 @@ def tokens_of(config: Config) -> TokenSource:
 def setup_of(config: Config) -> Setup:
     """Return what operators are shown of a configuration."""
     return Setup(
+        shard=config.kafka.shard.name if config.kafka.shard is not None else None,
         kafka=config.kafka.bootstrap_servers,
         topic_prefix=config.kafka.topic_prefix,
         delivery=config.kafka.delivery,

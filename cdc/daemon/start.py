@@ -203,4 +203,4 @@ def doubts_about_spaces(config: Config, checkpoint: Checkpoint) -> list[str]:
     found = list(patterns.doubts(include, exclude, checkpoint.spaces.values(), is_default=is_default))
     options, forms = options_of(config), checkpoint.published_forms()
     rules = [*options.columns().without_effect(forms), *options.routes().without_effect(forms)]
-    return [*found, *rules, *sharding.doubts(options, checkpoint.spaces.values())]
+    return [*found, *rules, *(doubt.sentence for doubt in sharding.doubts(options, checkpoint.spaces.values()))]

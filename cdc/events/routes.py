@@ -68,6 +68,10 @@ class Routes:
                 return replace(_routing(topic, name), where=rule.where, partition_by=rule.partition_by)
         return _routing(self._default(name), name)
 
+    def is_chosen(self, name: str) -> bool:
+        """Return whether a rule says which topic a space has, so that somebody has thought of it."""
+        return next((rule.topic is not None for rule in self._rules if rule.match(name)), False)
+
     def _default(self, name: str) -> str:
         return self._own_topic if self._own_topic and name.startswith("_") else self._topic
 

@@ -21,9 +21,14 @@ _DENIED: Final = (401, 403)
 _DENIED_HINT: Final = (
     "Run the command as the daemon's user with the daemon's own configuration, or set http.token or http.tokens_file in both."
 )
-_STATUS_SECONDS: Final = 5.0
+STATUS_SECONDS: Final = 5.0
+"""Time, in seconds, in which a daemon has to show something."""
 
 Address = tuple[str, int]
+
+
+class SilentError(ConfigurationError):
+    """What has the daemon's address doesn't answer."""
 
 
 class Access(NamedTuple):
@@ -42,7 +47,7 @@ def ask(
     """Send a request to the running daemon `name` at http.listen's address, and return its answer.
 
     `body` is the body of a POST; without it the request is a GET. Raises ConfigurationError if no daemon, or another one,
-    answers there, and RequestError if the daemon refuses the request.
+    answers there (SilentError if a process has the address), and RequestError if the daemon refuses the request.
     """
     if address is None:
         raise ConfigurationError(
@@ -55,8 +60,11 @@ def ask(
         if status["name"] != name:
             shard = _shard_of(status, name)
             if shard is None:
+                own = status["name"].removeprefix(f"{name}.")
+                hint = f"That is the daemon of the shard {own!r}, which runs alone: add --shard {own}, or start the whole fleet."
                 raise ConfigurationError(
-                    f"at {host}:{port} the daemon {status['name']!r} answers, not {name!r}", "Correct http.listen."
+                    f"at {host}:{port} the daemon {status['name']!r} answers, not {name!r}",
+                    "Correct http.listen." if own == status["name"] else hint,
                 )
             return _get(address, f"/shards/{shard}{path}", body, access)
         return status if path == "/status" else _get(address, path, body, access)
@@ -64,18 +72,30 @@ def ask(
         with error:
             if error.code in _DENIED:
                 raise RequestError(
-                    f"{host}:{port} refuses: {_refusal(error.read()) or 'this token has no right to that'}", _DENIED_HINT
+                    f"{host}:{port} refuses: {_text(error.read(), 'error') or 'this token has no right to that'}", _DENIED_HINT
                 ) from error
-            said = _refusal(error.read()) or f"{host}:{port} answers {error.code} to {path}"
+            answer = error.read()
+            said = _text(answer, "error") or f"{host}:{port} answers {error.code} to {path}"
             if body is None and error.code == HTTPStatus.SERVICE_UNAVAILABLE:
                 # So a fleet's process answers in place of a shard's daemon.
-                raise ConfigurationError(
+                remedy = _text(answer, "remedy")
+                kind = SilentError if remedy is not None else ConfigurationError
+                raise kind(
                     f"the daemon {name!r} doesn't answer at {host}:{port}: {said}",
-                    "The status of the fleet's process says why.",
+                    remedy or "The status of the fleet's process says why.",
                 ) from error
             raise RequestError(said) from error
     except (HTTPException, OSError, ValueError, KeyError, TypeError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        if isinstance(reason, TimeoutError):
+            seconds = STATUS_SECONDS if body is None else _ASK_SECONDS
+            raise SilentError(
+                f"{host}:{port} has answered nothing for {seconds:.0f} s: the process there is frozen or stuck, or its machine "
+                "is busy or away",
+                f"On that machine, `ss -ltnp 'sport = :{port}'` names the process, and `ps` its state: `kill -CONT` lets one go "
+                "on that a signal has stopped (T), `kill -9` ends one that is stuck; then start it again, or have its service "
+                "manager do it.",
+            ) from error
         refusal = reason.strerror.lower() if isinstance(reason, OSError) and reason.strerror else reason
         raise ConfigurationError(
             f"no daemon answers at {host}:{port}: {refusal}", "Start it with `tarantool-cdc run`, or correct http.listen."
@@ -157,7 +177,7 @@ def _answer_to(address: Address, path: str, body: dict[str, Any] | None, access:
         headers["Authorization"] = f"Bearer {access.token}"
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"{scheme}://{host}:{port}{path}", data=data, headers=headers)  # noqa: S310 - see scheme
-    timeout = _STATUS_SECONDS if body is None else _ASK_SECONDS
+    timeout = STATUS_SECONDS if body is None else _ASK_SECONDS
     # The request goes directly to the daemon's address, even if the environment sets a proxy.
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if access.certificate is not None:
@@ -175,8 +195,8 @@ def _trusting(certificate: Path) -> ssl.SSLContext:
     return context
 
 
-def _refusal(body: bytes) -> str | None:
+def _text(body: bytes, key: str) -> str | None:
     try:
-        return str(json.loads(body)["error"])
+        return str(json.loads(body)[key])
     except (ValueError, KeyError, TypeError):
         return None

@@ -1,8 +1,8 @@
 """The HTTP interface of a fleet: the pages of its daemons as one. Each page is asked for when it is asked of the fleet.
 
 /           the fleet's page
-/status     {"name": …, "shards": {"s1": {"process": "running", …, "status": the daemon's, or null}}}
-/metrics    the daemons' metrics with the label `shard`, and those of their processes
+/status     {"name": …, "shards": {"s1": {"process": "running", …, "silence": null, "status": the daemon's, or null}}}
+/metrics    the daemons' metrics, which have the label `shard`, and those of their processes
 /health     200 while the fleet's process runs: it starts the daemons again
 /ready      200 if all daemons are ready
 /shards/s1/…    what the daemon of s1 answers, to orders too
@@ -27,6 +27,7 @@ from cdc.ops.http_orders import BodyError
 from cdc.ops.page_files import HEADERS
 from cdc.ops.request_queue import ANSWER_TIMEOUT_SECONDS
 from cdc.ops.rights import Rights
+from cdc.ops.silence import Silence
 from cdc.ops.view import Shared
 
 _HOST: Final = "127.0.0.1"
@@ -44,13 +45,20 @@ METRICS: Final = {
 
 
 class ShardView(NamedTuple):
-    """What is known of a shard's process: its phase, process id, the port of its daemon's pages, restarts, and its last error."""
+    """What is known of a shard's process: its phase, process id, the port of its daemon's pages, restarts, its last error, and
+    what to tell if it doesn't answer."""
 
     phase: str
     process_id: int | None
     port: int | None
     restarts: int
     error: str | None
+    silence: Silence | None = None
+
+    @property
+    def problem(self) -> str:
+        """Why its daemon doesn't answer, as far as that is known."""
+        return self.silence.sentence if self.silence is not None else self.error or "it does not answer yet"
 
 
 class _Answer(NamedTuple):
@@ -125,7 +133,7 @@ class FleetHandler(PageHandler):
         lines = []
         for shard, view in views.items():
             answer = answers.get(shard)
-            problem = f": {view.error or 'it does not answer yet'}" if self.tells_errors else ""
+            problem = f": {view.problem}" if self.tells_errors else ""
             text = answer.body.decode().strip() if answer is not None else f"{view.phase}{problem}"
             lines.append(f"{shard}: {text}\n")
         are_well = all(shard in answers and answers[shard].code == HTTPStatus.OK for shard in views)
@@ -146,20 +154,30 @@ class FleetHandler(PageHandler):
             problem = "no daemon of that shard runs now" if view is not None else f"there is no shard {shard[:100]!r}"
             self.answer_json(503 if view is not None else 404, {"error": problem})
             return
+        if view.silence is not None:
+            self._answer_silence(view.silence)
+            return
         try:
             body = self.body()
         except BodyError as error:
             self.answer_json(400, {"error": str(error)})
             return
-        self.server.extend_deadline(self.connection, ANSWER_TIMEOUT_SECONDS)
+        # An order is answered when it is carried out; what is only shown is there at once.
+        seconds = ANSWER_TIMEOUT_SECONDS if method == "POST" else _ASK_SECONDS
+        self.server.extend_deadline(self.connection, seconds)
         headers = {**self._token()}
         if method == "POST":
             headers["Content-Type"] = self.headers.get("Content-Type", "")
-        found = _ask(view.port, method, f"/{path}", body, headers, ANSWER_TIMEOUT_SECONDS)
+        found = _ask(view.port, method, f"/{path}", body, headers, seconds)
         if found is None:
             found = _Answer(503, "application/json", b'{"error": "the daemon of that shard doesn\'t answer"}')
         # A page of a daemon needs its rules for the browser here, too.
         self.answer(*found, HEADERS)
+
+    def _answer_silence(self, silence: Silence) -> None:
+        """Answer for a daemon that would not. Only who may view is told more than that."""
+        told = {"error": silence.sentence, "remedy": silence.remedy} if self.tells_errors else {}
+        self.answer_json(503, {"error": "the daemon of that shard doesn't answer", **told})
 
 
 def fleet_server(
@@ -192,15 +210,16 @@ def _status(name: str, topics: str, views: Mapping[str, ShardView], token: Mappi
             "process_id": view.process_id,
             "restarts": view.restarts,
             "error": view.error,
+            "silence": view.silence.to_json() if view.silence is not None else None,
             "status": json.loads(answer.body) if answer is not None and answer.code == 200 else None,
         }
     return {"name": name, "topics": topics, "process_id": os.getpid(), "shards": shards}
 
 
 def merged(pages: Mapping[str, str], views: Mapping[str, ShardView]) -> Iterator[str]:
-    """Yield the lines of one page of metrics, given those of the shards."""
+    """Yield the lines of one page of metrics, given those of the shards, which have the label `shard` already."""
     families: dict[str, list[str]] = {}
-    for shard, page in pages.items():
+    for page in pages.values():
         family: list[str] = []
         is_new = False
         for line in page.splitlines():
@@ -212,7 +231,7 @@ def merged(pages: Mapping[str, str], views: Mapping[str, ShardView]) -> Iterator
                 if is_new:
                     family.append(line)
             elif line:
-                family.append(_labelled(line, shard))
+                family.append(line)
     for lines in families.values():
         yield from lines
     values = {
@@ -225,18 +244,9 @@ def merged(pages: Mapping[str, str], views: Mapping[str, ShardView]) -> Iterator
         yield from (f'{name}{{shard="{shard}"}} {value}' for shard, value in values[name].items())
 
 
-def _labelled(line: str, shard: str) -> str:
-    """Return a line of Prometheus' text with the label `shard` in front of the others. Names of shards need no escapes."""
-    name, brace, rest = line.partition("{")
-    if brace:
-        return f'{name}{{shard="{shard}",{rest}'
-    name, _, value = line.partition(" ")
-    return f'{name}{{shard="{shard}"}} {value}'
-
-
 def _ask_all(views: Mapping[str, ShardView], path: str, token: Mapping[str, str] | None = None) -> dict[str, _Answer]:
     """Return the answers of those daemons that answer, all asked at once."""
-    ports = {shard: view.port for shard, view in views.items() if view.port is not None}
+    ports = {shard: view.port for shard, view in views.items() if view.port is not None and view.silence is None}
     if not ports:
         return {}
     with ThreadPoolExecutor(max_workers=min(32, len(ports))) as pool:

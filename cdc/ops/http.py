@@ -22,13 +22,13 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 import structlog
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from cdc.errors import RequestError
 from cdc.ops.bounded_server import BoundedHandler, BoundedServer, Certificate
 from cdc.ops.http_orders import PATHS, BodyError, order_in
-from cdc.ops.metrics import StatusCollector
+from cdc.ops.metrics import StatusCollector, page_of
 from cdc.ops.page_files import HEADERS, page_files
 from cdc.ops.request_queue import ANSWER_TIMEOUT_SECONDS
 from cdc.ops.rights import NOBODY, Rights, Role, Visitor
@@ -141,7 +141,7 @@ class StatusHandler(PageHandler):
                 self.answer(200 if status.is_in_service else 503, _TEXT, f"{status.shown_state}{reason}\n".encode())
             case "/metrics":
                 if self.is_permitted("view"):
-                    self.answer(200, CONTENT_TYPE_LATEST, generate_latest(self.site.metrics))
+                    self.answer(200, CONTENT_TYPE_LATEST, page_of(status, self.site.metrics))
             case "/status":
                 if self.is_permitted("view"):
                     self.answer(200, _JSON, json.dumps(status.to_json(), indent=1).encode(), _FRESH)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector, CollectorRegistry
 
 from cdc import log
 from cdc.ops.status import Status
@@ -165,10 +166,12 @@ UPSTREAM_STATE: Final = "tarantool_cdc_upstream_state"
 UPSTREAM_LSN: Final = "tarantool_cdc_upstream_lsn"
 UPSTREAM_IDLE: Final = "tarantool_cdc_upstream_idle_seconds"
 
+INFO: Final = "tarantool_cdc_info"
 ROWS: Final = "tarantool_cdc_rows"
 REGISTRY: Final = "tarantool_cdc_registry_wait_seconds"
 
 LABELLED: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    INFO: ("1, with the daemon's name, which its standby has, too, as label", ("name",)),
     f"{ROWS}_total": (
         "Rows received in the stream and in snapshots, by the row path that handled them: native (the compiled one) or python",
         ("path",),
@@ -205,6 +208,9 @@ class StatusCollector(Collector):
             yield CounterMetricFamily(name, help_text, value=read(status))
         for name, (help_text, read) in GAUGES.items():
             yield GaugeMetricFamily(name, help_text, value=read(status))
+        info = _family(INFO)
+        info.add_metric([status.name], 1.0)
+        yield info
         rows = CounterMetricFamily(ROWS, LABELLED[f"{ROWS}_total"][0], labels=["path"])
         rows.add_metric(["native"], status.native_row_count)
         rows.add_metric(["python"], status.python_row_count)
@@ -243,6 +249,25 @@ class StatusCollector(Collector):
         idle = self._status.idle_seconds
         if idle is not None:
             yield GaugeMetricFamily(UPSTREAM_IDLE, LABELLED[UPSTREAM_IDLE][0], value=idle)
+
+
+def page_of(status: Status, registry: CollectorRegistry) -> bytes:
+    """Return what /metrics shows: all metrics of the registry, with the label `shard` if the daemon is one of a fleet."""
+    page = generate_latest(registry)
+    shard = status.setup.shard
+    if shard is None:
+        return page
+    lines = page.decode().splitlines()
+    return "".join(f"{line if line.startswith('#') else _labelled(line, shard)}\n" for line in lines).encode()
+
+
+def _labelled(line: str, shard: str) -> str:
+    """Return a line of Prometheus' text with the label `shard` in front of the others. Names of shards need no escapes."""
+    name, brace, rest = line.partition("{")
+    if brace:
+        return f'{name}{{shard="{shard}",{rest}'
+    name, _, value = line.partition(" ")
+    return f'{name}{{shard="{shard}"}} {value}'
 
 
 def _family(name: str) -> GaugeMetricFamily:

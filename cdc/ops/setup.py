@@ -10,6 +10,8 @@ from typing import Any
 class Setup:
     """A few settings of a running daemon."""
 
+    shard: str | None = None
+    """The shard's name, if the daemon is one of a fleet."""
     kafka: str = ""
     topic_prefix: str = ""
     delivery: str = "exactly_once"

@@ -218,6 +218,12 @@ def is_held_by_daemon(path: Path, name: str) -> bool:
     return is_locked(path) and _signature(path)[1] in ("", daemon_named(name))
 
 
+def holding_process(path: Path) -> int | None:
+    """Return the process that has the directory locked; None if nobody has, or it is unknown."""
+    process = _signature(path)[0]
+    return int(process) if process.isdecimal() and is_locked(path) else None
+
+
 def _sign(descriptor: int, holder: str) -> None:
     """Write the holder into the lock file, for processes that find it locked. A full disk is ignored here."""
     with contextlib.suppress(OSError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -213,6 +215,26 @@ def test_a_store_that_verify_has_is_no_daemon_at_work(tmp_path: Path, monkeypatc
     assert str(found).startswith("state.path: FAILED: the state store ")
     assert f"is in use by `verify` of 'shop', process {os.getpid()}. Stop that one first." in found.sentence
     store.close()
+
+
+@pytest.mark.parametrize("listens", [True, False])
+def test_a_daemon_that_is_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, listens: bool) -> None:
+    """It holds its locks, and the system takes connections for it; the time of its last sign of life tells it without these."""
+    monkeypatch.setattr(asking, "STATUS_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        frozen = config(state={"path": str(tmp_path), "images": "none"}, http={"listen": address if listens else ""})
+        directory_lock = StateDirectoryLock(frozen)
+        directory_lock.record_holder("writer-1")
+        for age_ms, is_silent in ((1_000, listens), (60_000, True)):
+            stored = Checkpoint()
+            fold("shop", *sign_record("shop", Sign("writer-1", "vm", 42, time.time_ns() // 1_000_000 - age_ms)), stored)
+            (found,) = [each for each in of_kafka(frozen, stored) if each.key == "name"]
+            assert (found.is_failure, found.is_silence) == (is_silent, is_silent)
+            text = f"the daemon 'shop' runs, and doesn't answer: its process {os.getpid()} has answered nothing for "
+            assert found.sentence.startswith(text) == is_silent
+            assert (f"`kill -9 {os.getpid()}` ends it" in found.sentence) == is_silent
+        directory_lock.close()
 
 
 def test_topics_of_signals_and_notifications() -> None:

@@ -22,6 +22,7 @@ from cdc.config import Config, parse
 from cdc.daemon.start import supposed_before
 from cdc.errors import CdcError, ConfigurationError, RequestError
 from cdc.kafka.topic_settings import Setting
+from cdc.ops.asking import SilentError
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
@@ -229,6 +230,18 @@ def test_a_running_daemon_that_refuses(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert lines[0] == "shop: the daemon runs; nothing to change now, 2 to know"
     (line,) = [number for number, line in enumerate(lines) if "refuses: this needs a token" in line]
     assert lines[line + 1] == "     Change: Run it as the daemon's user."
+
+
+def test_a_running_daemon_that_is_frozen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """It has to be ended, or let go on, now; whether `check` has found that, or only the doctor, as Kafka is away."""
+    refusal = SilentError("the daemon 'shop' runs, and doesn't answer: its process 7", "`kill -9 7`")
+    finding = Finding("name", f"{refusal.message}. {refusal.hint}", is_silence=True)
+    for findings in ([finding], []):
+        is_well, lines = advised(monkeypatch, config(tmp_path), findings, None, refusal=refusal)
+        assert not is_well
+        assert lines[0] == "shop: the daemon doesn't answer; 1 to change now, 0 to know"
+        assert "its process 7" in lines[3]
+        assert "`kill -9 7`" in "".join(lines[3:])
 
 
 def test_a_daemon_that_is_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

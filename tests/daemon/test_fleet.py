@@ -17,10 +17,12 @@ from typing import Any
 
 import pytest
 
+from cdc.commands.status import readable_fleet
 from cdc.config.fleet import Fleet
+from cdc.daemon import fleet, fleet_processes
 from cdc.daemon.fleet import FleetDaemon, FleetError
 from cdc.errors import ConfigurationError, RequestError
-from cdc.ops.asking import ask
+from cdc.ops.asking import SilentError, ask
 from tests import test_fleet_config
 
 BEGIN = """
@@ -32,6 +34,16 @@ count = len(open(f"{os.environ['TRACES']}/{name}").readlines())
 """
 WAITS = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\ntell(port=port)\nours.recv(1)\n"
 """Ends with status 0 at SIGTERM, and when the fleet's process has gone."""
+LIVES = f"""
+import threading
+def live():
+    while True:
+        tell(lifelessness=None, waits_for=[])
+        time.sleep(0.02)
+signal.signal(signal.SIGUSR2, lambda *_: None)
+threading.Thread(target=live, daemon=True).start()
+{WAITS}"""
+"""The same, and tells that it is well."""
 
 
 class Pages(BaseHTTPRequestHandler):
@@ -69,10 +81,10 @@ def port() -> Iterator[int]:
 class Run:
     """A fleet of the shards s1 and s2, with a program for each."""
 
-    def __init__(self, folder: Path, port: int, options: Sequence[str] = (), **programs: str) -> None:
+    def __init__(self, folder: Path, port: int, options: Sequence[str] = (), watchdog_ms: int = 60_000, **programs: str) -> None:
         self.folder = folder
         more = f'{test_fleet_config.MORE}\n[http]\nlisten = "127.0.0.1:0"'
-        self.fleet: Fleet = test_fleet_config.fleet(folder, more=more)
+        self.fleet: Fleet = test_fleet_config.fleet(folder, f"watchdog_ms = {watchdog_ms}", more=more)
 
         def command(name: str, descriptor: int) -> Sequence[str]:
             return [sys.executable, "-c", BEGIN + programs[name], name, str(descriptor), str(port)]
@@ -137,6 +149,69 @@ def test_one_is_killed(tmp_path: Path, port: int) -> None:
     assert run.ended() is None
 
 
+def frozen(run: Run, name: str) -> int:
+    """The process of a shard's daemon, which a signal stops once it runs."""
+    run.wait_for(name, 1)
+    process = run.daemon.views()[name].process_id
+    assert process is not None
+    os.kill(process, signal.SIGSTOP)
+    return process
+
+
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet, "LOOK_SECONDS", 0.05)
+    for module in (fleet, fleet_processes):
+        monkeypatch.setattr(module, "SILENT_SECONDS", 0.5)
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_one_that_is_frozen_is_killed_and_started_again(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other isn't touched; and the service manager, if there is one, hears the fleet's process alone."""
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
+    same = f"assert 'NOTIFY_SOCKET' not in os.environ\n{LIVES}"
+    run = Run(tmp_path, port, watchdog_ms=1500, s1=same, s2=same).start()
+    run.wait_for("s2", 1)
+    frozen(run, "s1")
+    run.wait_for("s1", 2)
+    view = run.daemon.views()["s1"]
+    assert (view.phase, view.restarts) == ("running", 1)
+    assert str(view.error).startswith("it was killed by the fleet's watchdog, as it had answered nothing for ")
+    assert run.daemon.views()["s2"].restarts == 0
+    run.daemon.stop()
+    assert run.ended() is None
+
+
+@pytest.mark.usefixtures("_impatient")
+def test_all_that_shows_one_that_is_frozen(tmp_path: Path, port: int) -> None:
+    run = Run(tmp_path, port, watchdog_ms=0, s1=LIVES, s2=LIVES).start()
+    run.wait_for("s2", 1)
+    process = frozen(run, "s1")
+    deadline = time.monotonic() + 60
+    while run.daemon.views()["s1"].silence is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    code, lines = run.page("/ready")
+    assert (code, lines.splitlines()[1]) == (503, "s2: streaming")
+    assert lines.startswith(f"s1: running: its process {process} has answered nothing for ")
+    assert 'tarantool_cdc_shard_up{shard="s1"} 0' in run.page("/metrics")[1]
+    found = json.loads(run.page("/status")[1])
+    text = readable_fleet({**found, "shards": {"s1": found["shards"]["s1"]}})
+    assert f"silent       its process {process} has answered nothing for " in text
+    assert "a signal, or a debugger, has stopped it" in text
+    assert f"change       `kill -CONT {process}` lets it go on" in text
+    assert f"`kill -9 {process}` ends it, and the fleet starts it again" in text
+    with pytest.raises(SilentError, match=f"the daemon 'shop.s1' doesn't answer at .* its process {process} ") as caught:
+        ask("shop.s1", ("127.0.0.1", run.daemon.http_port or 0), "/status")
+    assert f"kill -CONT {process}" in caught.value.hint
+    os.kill(process, signal.SIGCONT)
+    while run.daemon.views()["s1"].silence is not None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    run.daemon.stop()
+    assert run.ended() is None
+
+
 def test_a_mistake_in_the_configuration_of_one_ends_all(tmp_path: Path, port: int) -> None:
     wrong = 'tell(error="the prefix belongs to another", configuration=True, operator=True)\nsys.exit(1)\n'
     run = Run(tmp_path, port, s1=WAITS, s2=wrong).start()
@@ -186,7 +261,7 @@ def test_pages(tmp_path: Path, port: int) -> None:
     assert run.page("/ready") == (200, "s1: streaming\ns2: streaming\n")
     assert run.page("/health")[0] == 200
     metrics = run.page("/metrics")[1].splitlines()
-    assert metrics[1:3] == ['a_metric{shard="s1"} 1', 'a_metric{shard="s2"} 1']
+    assert metrics[1:3] == ["a_metric 1", "a_metric 1"], "a daemon's own have the label already"
     assert 'tarantool_cdc_shard_up{shard="s2"} 1' in metrics
     assert run.page("/shards/s3/status")[0] == 404
     address = ("127.0.0.1", run.daemon.http_port or 0)

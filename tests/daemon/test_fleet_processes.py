@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from cdc.daemon.fleet_processes import DELAY_MAX_SECONDS, STEADY_SECONDS, Failure, FleetProcesses, Phase
+from cdc.daemon.fleet_processes import DELAY_MAX_SECONDS, STEADY_SECONDS, Failure, FleetProcesses, Measure, Phase
 
 WRONG = Failure("kafka.topic_prefix belongs to another", is_configuration=True, needs_operator=True)
 MISSING = Failure("there is no state store", needs_operator=True)
 AWAY = Failure("Kafka doesn't answer")
 
 
-def running(*, until_caught_up: bool = False) -> FleetProcesses:
+def running(*, until_caught_up: bool = False, watchdog_seconds: float | None = None) -> FleetProcesses:
     """Two, just started."""
-    processes = FleetProcesses(["s1", "s2"], until_caught_up=until_caught_up)
+    processes = FleetProcesses(["s1", "s2"], until_caught_up=until_caught_up, watchdog_seconds=watchdog_seconds)
     for name in processes.due(0):
         processes.started(name, 0)
     assert processes.running == ["s1", "s2"]
@@ -120,3 +120,70 @@ def test_one_that_has_caught_up_is_needed_again() -> None:
     on.ended("s1", 0, None, 1)
     on.need("s1", 2)
     assert on.due(2) == []
+
+
+def looked(processes: FleetProcesses, begin: int, seconds: int, *well: str) -> list[tuple[int, str, Measure]]:
+    """What is to be done in so many seconds, in each of which these daemons tell that they are well."""
+    found = []
+    for now in range(begin, begin + seconds):
+        for name in well:
+            processes.heard(name, None)
+        found += [(now, *each) for each in processes.look(now)]
+    return found
+
+
+def test_one_that_is_frozen_is_killed_and_starts_again() -> None:
+    processes = running(watchdog_seconds=60)
+    assert looked(processes, 0, 1000, "s1", "s2") == []
+    assert looked(processes, 1000, 70, "s2") == [(1003, "s1", Measure.TELL), (1058, "s1", Measure.KILL)]
+    delay = processes.ended("s1", -9, None, 1070)
+    assert delay is not None
+    assert processes.shards["s1"].error == "it was killed by the fleet's watchdog, as it had answered nothing for 71 s"
+    processes.started("s1", 1071)
+    assert looked(processes, 1071, 3, "s2") == [], "the former one's silence isn't its own"
+    processes.heard("s1", None)
+    processes.ended("s1", -9, None, 1080)
+    assert processes.shards["s1"].error == "it was killed by signal 9", "by another"
+
+
+def test_one_that_says_itself_that_it_cannot_go_on() -> None:
+    processes = running(watchdog_seconds=60)
+    found = []
+    for now in range(100):
+        processes.heard("s1", "its thread is stuck")
+        processes.heard("s2", None)
+        found += [(now, *each) for each in processes.look(now)]
+    assert found == [(5, "s1", Measure.TELL), (60, "s1", Measure.KILL)]
+    processes.ended("s1", -9, None, 100)
+    assert str(processes.shards["s1"].error).endswith("answered nothing for 99 s: its thread is stuck")
+
+
+def test_one_that_goes_on_in_time() -> None:
+    processes = running(watchdog_seconds=60)
+    assert looked(processes, 0, 59, "s2") == [(5, "s1", Measure.TELL)]
+    assert looked(processes, 59, 20, "s1", "s2") == []
+    assert looked(processes, 79, 10, "s2") == [(82, "s1", Measure.TELL)], "a new silence is told anew"
+
+
+def test_a_machine_that_was_suspended() -> None:
+    """The daemons didn't run either: nobody is killed for that time."""
+    processes = running(watchdog_seconds=60)
+    looked(processes, 0, 10, "s1", "s2")
+    assert processes.look(5000) == []
+    assert looked(processes, 5001, 20, "s1", "s2") == []
+
+
+def test_without_a_watchdog() -> None:
+    processes = running()
+    assert [what for *_, what in looked(processes, 0, 5000, "s2")] == [Measure.TELL]
+
+
+def test_one_that_is_frozen_while_the_fleet_stops() -> None:
+    """SIGTERM doesn't reach it: without the watchdog, the fleet's process would never end."""
+    processes = running(watchdog_seconds=60)
+    looked(processes, 0, 1, "s1", "s2")
+    processes.stop()
+    processes.ended("s2", 0, None, 1)
+    assert [what for *_, what in looked(processes, 1, 60)] == [Measure.TELL, Measure.KILL]
+    processes.ended("s1", -9, None, 61)
+    assert [name for name, _ in processes.problems()] == ["s1"]

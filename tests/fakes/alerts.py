@@ -58,6 +58,15 @@ ALERTS: Final = (
         "Look at its page, or at `tarantool-cdc status`: its error says why. It fills its state store at its first start.",
     ),
     Alert(
+        "TarantoolCdcNobodyPublishes",
+        "critical",
+        "min by(name) ((tarantool_cdc_standby >= bool 0) * on(instance, shard) group_left(name) tarantool_cdc_info) == 1",
+        "2m",
+        "Only standbys of {{ $labels.name }} are left, and none has taken over",
+        "Start the one again that published last, with its state.path: a standby that isn't ready takes nothing over, and its "
+        "error (`tarantool-cdc status`) says why. If another one does publish, have its metrics scraped, too.",
+    ),
+    Alert(
         "TarantoolCdcNobodyFollowed",
         "critical",
         "max without(upstream) (tarantool_cdc_upstream_following) == 0",
@@ -185,8 +194,9 @@ ALERTS: Final = (
         "critical",
         "tarantool_cdc_shard_up == 0",
         "2m",
-        "The daemon of shard {{ $labels.shard }} doesn't run",
-        "The fleet's status says why it ended last; it is started again by itself.",
+        "The daemon of shard {{ $labels.shard }} doesn't run, or doesn't answer",
+        "`tarantool-cdc status` says which, and why it ended last. It is started again by itself; one that is frozen, after "
+        "fleet.watchdog_ms.",
     ),
     Alert(
         "TarantoolCdcShardRestarts",
@@ -228,8 +238,15 @@ def tests() -> Iterator[str]:
 
 
 _LABELS: Final = 'instance="i", job="cdc"'
+_OTHER: Final = 'instance="j", job="cdc"'
 _WELL: Final = {
     f"tarantool_cdc_ready{{{_LABELS}}}": "1+0x90",
+    f"tarantool_cdc_standby{{{_LABELS}}}": "NaN+0x90",
+    f'tarantool_cdc_info{{{_LABELS}, name="shop"}}': "1+0x90",
+    # Its standby, which has been waiting and ready all the time.
+    f"tarantool_cdc_ready{{{_OTHER}}}": "0+0x90",
+    f"tarantool_cdc_standby{{{_OTHER}}}": "1+0x90",
+    f'tarantool_cdc_info{{{_OTHER}, name="shop"}}': "1+0x90",
     f"tarantool_cdc_stalled_seconds{{{_LABELS}}}": "0+0x90",
     f"tarantool_cdc_lag_seconds{{{_LABELS}}}": "0+0x90",
     f"tarantool_cdc_limbo_overdue{{{_LABELS}}}": "0+0x90",
@@ -244,10 +261,22 @@ _WELL: Final = {
     f'tarantool_cdc_upstream_headroom_rows{{{_LABELS}, upstream="a"}}': "10000+0x90",
 }
 TROUBLES: Final[dict[str, tuple[dict[str, str], int]]] = {
-    "TarantoolCdcAbsent": ({f"tarantool_cdc_ready{{{_LABELS}}}": "1+0x10 stale"}, 60),
+    "TarantoolCdcAbsent": (
+        {f"tarantool_cdc_ready{{{_LABELS}}}": "1+0x10 stale", f"tarantool_cdc_ready{{{_OTHER}}}": "0+0x10 stale"},
+        60,
+    ),
     "TarantoolCdcStalled": ({f"tarantool_cdc_stalled_seconds{{{_LABELS}}}": "0+0x50 61+60x40"}, 52),
     "TarantoolCdcNotReady": ({f"tarantool_cdc_ready{{{_LABELS}}}": "1+0x50 0+0x40"}, 57),
-    "TarantoolCdcStandbyNotReady": ({f"tarantool_cdc_standby{{{_LABELS}}}": "1+0x50 0+0x40"}, 62),
+    "TarantoolCdcStandbyNotReady": ({f"tarantool_cdc_standby{{{_OTHER}}}": "1+0x50 0+0x40"}, 62),
+    "TarantoolCdcNobodyPublishes": (
+        {
+            f"tarantool_cdc_ready{{{_LABELS}}}": "1+0x50 stale",
+            f"tarantool_cdc_standby{{{_LABELS}}}": "NaN+0x50 stale",
+            f'tarantool_cdc_info{{{_LABELS}, name="shop"}}': "1+0x50 stale",
+            f"tarantool_cdc_standby{{{_OTHER}}}": "1+0x50 0+0x40",
+        },
+        55,
+    ),
     "TarantoolCdcNobodyFollowed": ({f'tarantool_cdc_upstream_following{{{_LABELS}, upstream="a"}}': "1+0x50 0+0x40"}, 55),
     "TarantoolCdcLag": ({f"tarantool_cdc_lag_seconds{{{_LABELS}}}": "0+0x50 70+0x40"}, 57),
     "TarantoolCdcQuorum": ({f"tarantool_cdc_limbo_overdue{{{_LABELS}}}": "0+0x50 1+0x40"}, 53),

@@ -10,6 +10,7 @@ WIDTH: Final = 24
 HEIGHT: Final = 7
 LEFT_OUT: Final = {
     "tarantool_cdc_schema_version": "a number without a meaning over time",
+    "tarantool_cdc_info": "it tells alerts which daemons have one name",
     "tarantool_cdc_native": "the daemon's first log line says it, and rows by path show it",
     "tarantool_cdc_upstream_state": "a table would repeat the daemon's own page",
     "tarantool_cdc_upstream_read_only": "the same",

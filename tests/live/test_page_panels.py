@@ -191,7 +191,8 @@ def masters(tarantool_factory: TarantoolFactory) -> dict[str, TarantoolServer]:
 @pytest.fixture
 def fleet(tmp_path: Path, kafka: KafkaServer, masters: dict[str, TarantoolServer]) -> Iterator[Fleet]:
     made = Fleet(tmp_path, kafka, masters, "shared")
-    made.file.write_text(made.file.read_text().replace("[source]\n", "[source]\nbucket_alert_ms = 500\n"))
+    text = made.file.read_text().replace("[source]\n", "[source]\nbucket_alert_ms = 500\n")
+    made.file.write_text(text.replace("[fleet]\n", "[fleet]\nwatchdog_ms = 0\n"))
     yield made
     made.close()
 
@@ -225,7 +226,7 @@ def test_a_moved_bucket_waits(page: Page, fleet: Fleet, masters: dict[str, Taran
         assert "doesn't answer" in page.wait_for_text("#troubles", one)
         page.wait_for_text("#state", "not all is well")
         assert "no answer" in page.text("#shards")
-        assert f"kill process {process}" in page.text("#troubles")
+        assert f"kill -CONT {process}" in page.text("#troubles")
         keep(page, tmp_path, "fleet")
     finally:
         os.kill(process, signal.SIGCONT)

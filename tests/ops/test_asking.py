@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
+import urllib.error
+import urllib.request
 
 import pytest
 
 from cdc.errors import ConfigurationError, RequestError
 from cdc.local.ports import free_port
-from cdc.ops.asking import Access, ask, listener_conflict_error, tap_status
+from cdc.ops import asking
+from cdc.ops.asking import Access, SilentError, ask, listener_conflict_error, tap_status
 from cdc.ops.fleet_page import ShardView, fleet_server
 from cdc.ops.http import StatusServer
 from cdc.ops.rights import Rights, Visitor, digest
+from cdc.ops.silence import Silence
 from cdc.ops.status import Status
 from cdc.ops.view import View
 from cdc.stream.commits.ownership import NameTakenError
@@ -35,6 +40,34 @@ def test_a_fleets_process_answers_for_a_daemon_that_does_not_run() -> None:
             ask("shop.a", ("127.0.0.1", server.port), "/page/state")
         with pytest.raises(RequestError, match="no daemon of that shard runs now"):
             ask("shop.a", ("127.0.0.1", server.port), "/snapshot/pause", {})
+    finally:
+        server.stop()
+
+
+def test_a_process_that_is_frozen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system takes connections for it. To start it is no remedy."""
+    monkeypatch.setattr(asking, "STATUS_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(SilentError, match=rf"127\.0\.0\.1:{port} has answered nothing for ") as caught:
+            ask("shop", ("127.0.0.1", port), "/status")
+    assert f"ss -ltnp 'sport = :{port}'" in caught.value.hint
+    assert "Start it with" not in str(caught.value)
+
+
+@pytest.mark.parametrize("view_needs_token", [False, True])
+def test_a_frozen_daemon_of_a_fleet(*, view_needs_token: bool) -> None:
+    """The fleet's process answers at once in its place, and tells more to who may view."""
+    view = ShardView("running", 7, free_port(), 0, None, Silence("its process 7 has answered nothing for 9 s", "kill -CONT 7"))
+    rights = Rights({digest("t" * 20): Visitor("t", frozenset())}, view_needs_token=view_needs_token)
+    server = fleet_server(("127.0.0.1", 0), "shop", "shared", lambda: {"a": view}, rights=rights)
+    try:
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(f"http://127.0.0.1:{server.port}/shards/a/status", timeout=30)
+        with caught.value as error:
+            found = json.loads(error.read())
+        known = {"error": "its process 7 has answered nothing for 9 s", "remedy": "kill -CONT 7"}
+        assert (error.code, found) == (503, {"error": "the daemon of that shard doesn't answer"} if view_needs_token else known)
     finally:
         server.stop()
 

@@ -13,16 +13,17 @@ from cdc.ops.fleet_page import ShardView, fleet_server, merged
 from cdc.ops.http import StatusServer
 from cdc.ops.page_files import page_files
 from cdc.ops.rights import Rights, Visitor, digest
+from cdc.ops.setup import Setup
 from cdc.ops.status import Status
 from cdc.ops.view import View
 
 PAGE = """# HELP rows_total Rows
 # TYPE rows_total counter
-rows_total{path="native"} 5.0
-rows_total{path="python"} 0.0
+rows_total{shard="s1",path="native"} 5.0
+rows_total{shard="s1",path="python"} 0.0
 # HELP lag_seconds Lag
 # TYPE lag_seconds gauge
-lag_seconds 1.5
+lag_seconds{shard="s1"} 1.5
 """
 
 
@@ -33,7 +34,7 @@ def view(phase: str, restarts: int) -> ShardView:
 def test_families_stay_together() -> None:
     """Prometheus refuses a page where the lines of a metric are apart, or where it is described twice."""
     views = {"s1": view("running", 0), "s2": view("running", 2), "s3": view("waiting", 7)}
-    assert list(merged({"s1": PAGE, "s2": PAGE.replace("5.0", "6.0")}, views)) == [
+    assert list(merged({"s1": PAGE, "s2": PAGE.replace("5.0", "6.0").replace("s1", "s2")}, views)) == [
         "# HELP rows_total Rows",
         "# TYPE rows_total counter",
         'rows_total{shard="s1",path="native"} 5.0',
@@ -64,7 +65,8 @@ TOKEN = "a-token-of-the-fleet"
 def fleet() -> Iterator[tuple[str, int]]:
     """The address of a fleet whose shard s1 runs and streams, and whose s2 has no process; the view needs a token."""
     rights = Rights({digest(TOKEN): Visitor("ann", frozenset({"view", "operate"}))}, view_needs_token=True)
-    daemon = StatusServer(("127.0.0.1", 0), View(Status("shop.s1", state="streaming")), rights=rights)
+    status = Status("shop.s1", state="streaming", setup=Setup(shard="s1"))
+    daemon = StatusServer(("127.0.0.1", 0), View(status), rights=rights)
     views = {"s1": ShardView("running", 7, daemon.port, 0, None), "s2": ShardView("waiting", None, None, 3, "it ended")}
     server = fleet_server(("127.0.0.1", 0), "shop", "shared", lambda: views, rights=rights)
     yield "127.0.0.1", server.port
@@ -101,7 +103,9 @@ def test_the_token_is_passed_on(fleet: tuple[str, int]) -> None:
         assert get(fleet, path)[0] == 200
     shards = json.loads(get(fleet, "/status")[2])["shards"]
     assert (shards["s1"]["status"]["state"], shards["s2"]["status"], shards["s2"]["error"]) == ("streaming", None, "it ended")
-    assert b'tarantool_cdc_ready{shard="s1"} 1.0' in get(fleet, "/metrics")[2]
+    metrics = get(fleet, "/metrics")[2].decode()
+    assert 'tarantool_cdc_ready{shard="s1"} 1.0' in metrics
+    assert 'tarantool_cdc_info{shard="s1",name="shop.s1"} 1.0' in metrics
     assert get(fleet, "/shards/s1/page/topics")[0] == 403, "this token may see no rows"
     assert get(fleet, "/shards/s1/snapshot/pause", None, "POST")[0] == 401
     assert get(fleet, "/shards/s1/snapshot/pause", method="POST")[0] == 503, "it is asked, and follows no stream"

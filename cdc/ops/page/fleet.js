@@ -20,17 +20,18 @@ function row(shard, { process, restarts, status }) {
     number(status?.limbo.transactions), number(restarts)];
 }
 
-function remedy(shard, { process, process_id: id, status }) {
+function remedy(shard, { process, silence, status }) {
   if (status?.error) return ["Its page says it: ", link(shard)];
   if (status) return ["It runs again. The log of the fleet's process says more."];
   if (process !== "running") return ["The log of the fleet's process says why. It is started again by itself."];
-  return [`Wait for some seconds. If it stays so, kill process ${id}, which is started again then; SIGUSR2 before that has the log show what it does.`];
+  return [silence?.remedy ?? "Wait for some seconds: it has just been started, or is busy."];
 }
 
 function drawTroubles(shards) {
   const cards = Object.entries(shards).filter(([, { status, error }]) => !status || status.error || error).map(([shard, state]) => {
-    const { process, error, status } = state;
-    const sentence = status ? status.error ?? `its process ended before: ${error}` : `its daemon doesn't answer (${process})${error ? `: ${error}` : ""}`;
+    const { process, error, silence, status } = state;
+    const why = silence?.sentence ?? error;
+    const sentence = status ? status.error ?? `its process ended before: ${error}` : `its daemon doesn't answer (${process})${why ? `: ${why}` : ""}`;
     const isMinor = status && !status.error;
     return element("div", isMinor ? "trouble minor" : "trouble", element("p", "quiet", link(shard)),
       element("p", "", element("b", "", sentence)), element("p", "do", ...remedy(shard, state)));

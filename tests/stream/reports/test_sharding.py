@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cdc.config.routing import RoutingRuleSection
 from cdc.formats.options import FormatOptions
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batches.options import PipelineOptions
@@ -41,14 +42,25 @@ def options(**changed: Any) -> PipelineOptions:
 
 def test_spaces_that_are_not_sharded_are_named() -> None:
     found = doubts(options(), [BUCKETS, *SHARDED, *OTHERS])
-    assert [sentence.split()[2] for sentence in found] == ["'marker'", "'by_text'"]
-    assert 'topic = "{shard}.{space}"' in found[0]
+    assert [(doubt.sentence.split()[2], doubt.loses_rows) for doubt in found] == [("'marker'", True), ("'by_text'", True)]
+    assert 'topic = "{shard}.{space}"' in found[0].sentence
+
+
+def test_a_rule_says_that_it_is_meant() -> None:
+    """A rule about something else doesn't."""
+    meant = RoutingRuleSection(spaces="mark.*", topic="{space}")
+    (found,) = doubts(options(routing_rules=(meant,)), [BUCKETS, *OTHERS])
+    assert "'by_text'" in found.sentence
+    other = RoutingRuleSection(spaces=".*", partition_by=["id"])
+    assert len(doubts(options(routing_rules=(other, meant)), [BUCKETS, *OTHERS])) == 2
 
 
 def test_moves_that_cannot_be_marked() -> None:
     apart = pipelines.options(formats=FormatOptions(shard="s1", marks_moves=True))
     (found,) = doubts(apart, [BUCKETS, *SHARDED])
-    assert "'_bucket' isn't published" in found
+    assert ("'_bucket' isn't published" in found.sentence, found.loses_rows) == (True, False)
+    (found,) = doubts(options(optional_topics=frozenset({"buckets"})), [BUCKETS, *SHARDED])
+    assert found.loses_rows, "in shared topics, where one key is one row"
     assert doubts(apart, [space(512, "_bucket"), *SHARDED]) == []
 
 

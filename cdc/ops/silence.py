@@ -1,0 +1,58 @@
+"""A daemon whose process is there, and that doesn't answer: frozen by a signal, a debugger or a disk, or stuck."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+SILENT_SECONDS: Final = 5.0
+"""Time, in seconds, after which a daemon counts as silent: it tells each second that it is well."""
+_STOPPED: Final = frozenset({"T", "t"})
+_WAITS_FOR_DISK: Final = "D"
+_PROCESSES: Final = Path("/proc")
+
+
+class Silence(NamedTuple):
+    """A sentence about a silent daemon, and what to do."""
+
+    sentence: str
+    remedy: str
+
+    def to_json(self) -> dict[str, str]:
+        """Return it as JSON."""
+        return {"sentence": self.sentence, "remedy": self.remedy}
+
+
+def silence_in(found: Any) -> Silence | None:
+    """Return what `to_json` has made an object of; None for another."""
+    match found:
+        case {"sentence": str(sentence), "remedy": str(remedy)}:
+            return Silence(sentence, remedy)
+        case _:
+            return None
+
+
+def silence_of(process_id: int, seconds: float, lifelessness: str | None, what_follows: str) -> Silence:
+    """Return what to tell of a process that hasn't answered for some seconds.
+
+    `lifelessness` is why it can't go on, as it says itself; `what_follows` is who ends it, or how to.
+    """
+    who = f"its process {process_id} has answered nothing for {seconds:.0f} s"
+    if lifelessness is not None:
+        return Silence(f"its process {process_id} can't go on: {lifelessness}", what_follows)
+    state = process_state(process_id)
+    if state in _STOPPED:
+        go_on = f"`kill -CONT {process_id}` lets it go on, if nobody is debugging it"
+        return Silence(f"{who}: a signal, or a debugger, has stopped it", f"{go_on}. {what_follows}")
+    if state == _WAITS_FOR_DISK:
+        return Silence(f"{who}: the system has it wait for a disk", f"Look at the disks, and at the system's log. {what_follows}")
+    return Silence(who, what_follows)
+
+
+def process_state(process_id: int, processes: Path = _PROCESSES) -> str | None:
+    """Return the letter by which the system says what a process of this machine does, as `ps` does; None if it doesn't say."""
+    try:
+        # The name of the program, in parentheses, may contain anything.
+        return (processes / str(process_id) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return None
