@@ -95,7 +95,10 @@ def export(config: Config, say: Say, file: Path) -> None:
         lines.append(json.dumps([key.decode(), value.decode()]))
     _write_new(file, "".join(f"{line}\n" for line in lines))
     position = stored.position
-    say(f"{file}: the position {position.vclock}, seq {position.seq}, and the forms of {len(stored.spaces)} spaces")
+    say(
+        f"{file}: the position {position.vclock}, seq {position.seq}, and the forms of {len(stored.spaces)} spaces, of which "
+        f"{len(stored.published_forms())} are published"
+    )
 
 
 def put_back(config: Config, say: Say, file: Path, confirm: Callable[[str], bool]) -> bool:

@@ -64,7 +64,7 @@ def test_what_was_exported_is_put_back_whole(config: Config, kafka: Kafka, tmp_p
     said: list[str] = []
     file = tmp_path / "checkpoint"
     export(config, said.append, file)
-    assert said[-1].endswith("the position {1: 90, 2: 5}, seq 77, and the forms of 1 spaces")
+    assert said[-1].endswith("the position {1: 90, 2: 5}, seq 77, and the forms of 1 spaces, of which 1 are published")
     exported, kafka.stored = kafka.stored, Checkpoint()
     asked: list[str] = []
 

@@ -34,7 +34,9 @@ def test_where_everything_is_tested_the_compiled_path_is_there() -> None:
 
 
 def test_the_python_path_can_be_wished_for() -> None:
-    assert told(TARANTOOL_CDC_PURE="1") == "row path: python, as TARANTOOL_CDC_PURE is set\n"
+    assert (
+        told(TARANTOOL_CDC_PURE="1") == f"row path: python, as TARANTOOL_CDC_PURE is set; of {Path(native.__file__).parents[1]}\n"
+    )
     assert "is set" not in told(TARANTOOL_CDC_PURE="0")
 
 
