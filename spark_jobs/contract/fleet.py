@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract.kafka_client import KafkaClient
+from spark_jobs.contract.schema_topics import schema_records
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 
@@ -65,19 +65,9 @@ def with_shards(session: SparkSession, topics: Topics, job: str, *, takes_fleet:
     """
     prefix = re.escape(topics.prefix)
     named = re.compile(rf"{prefix}\.(?:{_SHARD}\.)?schema")
-    found = sorted(topic for topic in KafkaClient(session, topics).names() if named.fullmatch(topic))
-    records: dict[str, list[str]] = {topic: [] for topic in found}
-    if found:
-        value = F.col("value").cast("string").alias("value")
-        for row in (
-            replace(topics, skip_unreadable=False)
-            .read(session, *found)
-            .where("value is not null")
-            .select("topic", value)
-            .collect()
-        ):
-            records[row["topic"]].append(row["value"])
-    there = writers(topics.prefix, records)
+    client = KafkaClient(session, topics)
+    found = sorted(topic for topic in client.names() if named.fullmatch(topic))
+    there = writers(topics.prefix, schema_records(session, topics, client, found))
     if there.part_of is not None:
         raise JobError(
             f"--prefix {topics.prefix!r} is that of a shard of a fleet with shared topics: its rows are in those of the whole"

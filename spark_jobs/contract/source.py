@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -36,6 +36,14 @@ _CONSUMER: Final = {
 """Settings of Kafka's consumers, unless `--kafka-option` changes them. The consumers only request records that exist already."""
 
 
+@dataclass(frozen=True)
+class Contents:
+    """The values of a topic's records, read when its partitions, with their numbers, had these ends."""
+
+    ends: tuple[tuple[int, int], ...]
+    values: Sequence[str] = ()
+
+
 @dataclass
 class Known:
     """What is known so far of the owner of a prefix. A running job learns more, for example when a space is created."""
@@ -46,6 +54,8 @@ class Known:
     """Topics with names under the prefix that aren't the owner's."""
     chosen: dict[tuple[str, str], bool] = field(default_factory=dict)
     """Whether a pattern for topics matches a topic, as Java was asked."""
+    schema_records: dict[str, Contents] = field(default_factory=dict)
+    """What schema topics had when they were read last (schema_topics.py)."""
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,13 @@ from difflib import SequenceMatcher
 from typing import Final
 
 from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.contract import control_topics
 from spark_jobs.contract.envelope import CONTROL_TOPICS, OPTIONAL_TOPICS
 from spark_jobs.contract.kafka_client import Identity, KafkaClient
 from spark_jobs.contract.owner import Owner, owner_of_fleet
+from spark_jobs.contract.schema_topics import REFUSED, schema_records
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.runner.checkpoint import CheckpointFile, last_begun_batch, offsets_of_batch
@@ -33,7 +32,6 @@ _FILE: Final = "tarantool_cdc_kafka.json"
 _SHOWN_MAX: Final = 10
 _LOOKED_AT: Final = 20
 """Number of records of a topic that show whose it is."""
-_REFUSED: Final = "AuthorizationException"
 
 
 class OwnTopics:
@@ -123,7 +121,7 @@ class OwnTopics:
         """Read who owns the prefix, and which spaces it has named."""
         self._schema_ends = self._client.ends(self._schemas)
         before = self._topics.known.owner
-        owner = self._owner(there)
+        owner = self._owner()
         self._topics.known.owner = owner
         if owner.routed:
             self._check_routed(owner.routed)
@@ -143,23 +141,13 @@ class OwnTopics:
         if found:
             raise _elsewhere(self._topics, found)
 
-    def _owner(self, there: Collection[str]) -> Owner:
+    def _owner(self) -> Owner:
         """Return the owner as the schema topics tell. Raises JobError."""
         topics = self._topics
+        records = schema_records(self._session, topics, self._client, self._schemas)
         if not topics.shards:
-            return Owner.of(topics.prefix, self._schema_records(self._schema, there))
-        named = {shard: topics.control_of(shard, "schema") for shard in topics.shards}
-        return owner_of_fleet(topics.prefix, {shard: self._schema_records(topic, there) for shard, topic in named.items()})
-
-    def _schema_records(self, schema: str, there: Collection[str]) -> list[str]:
-        if schema not in there:
-            return []
-        try:
-            return control_topics.values(self._topics.read(self._session, schema))
-        except (PySparkException, Py4JError) as error:
-            if _REFUSED not in str(error):
-                raise
-            return []
+            return Owner.of(topics.prefix, records[self._schema])
+        return owner_of_fleet(topics.prefix, {shard: records[topics.control_of(shard, "schema")] for shard in topics.shards})
 
     # The cluster, and the ids of topics.
 
@@ -189,7 +177,7 @@ class OwnTopics:
         try:
             return self._client.identity(topics)
         except Py4JError as error:
-            if _REFUSED not in str(error):
+            if REFUSED not in str(error):
                 raise
             return Identity()  # this user may not ask
 
