@@ -16,7 +16,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -37,6 +36,7 @@ from spark_jobs.lake.lake import LAST, Lake
 from spark_jobs.lake.late_topics import LateTopics, Place
 from spark_jobs.lake.positions import Positions
 from spark_jobs.lake.seqs import LakeSeqs
+from spark_jobs.lake.several import count_unmerged, each
 from spark_jobs.lake.summaries import Summaries, Summary, summary_columns
 from spark_jobs.lake.watermark import Ends, EventsAfterMark, advance, bitmaps, covers, distance, ends_without_records, last_end
 from spark_jobs.runner.output import tell
@@ -61,7 +61,6 @@ _RECORDS_LOST: Final = (
     '= "none", rows that the snapshot would have removed may stay: have another snapshot taken.'
 )
 
-_PARALLEL: Final = 4
 _PAUSE: Final = 4
 """Lower limit for the interval, as a multiple of the duration of the space's last merge.
 
@@ -309,17 +308,21 @@ class Merger:
         for space in complete:
             self._spaces.pop(space, None)
             self._summaries.lack(space, self._mark)
-        for space in {*wanted, *counts, *filter(self._is_chosen, complete)} - self._held(control):
-            form = control.forms.at(space, self._mark)
+        spaces = {*wanted, *counts, *filter(self._is_chosen, complete)} - self._held(control)
+        forms = {space: control.forms.at(space, self._mark) for space in spaces}
+        for form in forms.values():
             if form is not None and form.collated and not self.rules.takes_collated:
                 raise _collated(form)
-            known = self._spaces.get(space)
-            if known is None:
-                table = self._open_table(space, control)
-                behind = events.where((F.col("space") == space) & (F.col("seq") > table.merged) & (F.col("seq") <= self._mark))
-                unmerged = counts.get(space, 0) if max(table.merged, 0) == since and space not in complete else behind.count()
-                known = self._spaces[space] = _Space(table, unmerged, time.monotonic())
-            else:
+        new = [space for space in spaces if space not in self._spaces]
+        opened = dict(zip(new, each(lambda space: self._open_table(space, control), new), strict=True))
+        # Tables that were merged when the watermark was another one may lack events that haven't been counted.
+        behind = {space: table.merged for space, table in opened.items() if max(table.merged, 0) != since or space in complete}
+        counted = {**counts, **count_unmerged(events, behind, self._mark)}
+        for space, table in opened.items():
+            self._spaces[space] = _Space(table, counted.get(space, 0), time.monotonic())
+        for space in spaces:
+            known, form = self._spaces[space], forms[space]
+            if space not in new:
                 known.unmerged += counts.get(space, 0)
             known.has_old_form = form is not None and known.table.form != form and not known.table.form.covers(form)
             if form is not None and control.swept(form.space_id, self._mark) > known.swept.get(form.space_id, -1):
@@ -352,9 +355,7 @@ class Merger:
 
         `forms` has the forms of spaces that aren't merged in their latest form.
         """
-        if spaces:
-            with ThreadPoolExecutor(min(_PARALLEL, len(spaces))) as threads:
-                list(threads.map(lambda space: self._merge(space, up_to, (forms or {}).get(space)), spaces))
+        each(lambda space: self._merge(space, up_to, (forms or {}).get(space)), spaces)
 
     def _merge(self, space: str, up_to: int, form: Form | None) -> None:
         """Merge a space up to an event. All events up to it must be complete."""
