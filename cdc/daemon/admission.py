@@ -358,6 +358,9 @@ class StateDirectoryLock:
         with os.fdopen(descriptor, "w") as file:
             marks = f"{_INODE}{os.fstat(descriptor).st_ino}", f"{_PREFIX}{self._prefix}"
             file.write("\n".join([*marks, *writers]) + "\n")
+            file.flush()
+            # If the machine stopped and an older list were left, this directory would look like another daemon's.
+            os.fsync(descriptor)
 
     def close(self) -> None:
         """Release the lock."""

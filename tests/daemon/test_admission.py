@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,6 +107,16 @@ def test_who_had_the_directory_before(tmp_path: Path) -> None:
         StateDirectoryLock(config(tmp_path, "none"))
     directory_lock.close()
     assert (store_path(config(tmp_path)) / "writers").stat().st_mode & 0o077 == 0
+
+
+def test_who_has_the_directory_is_on_the_disk_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a machine that stops soon afterwards would have a state that looks like another daemon's."""
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(Path(f"/proc/self/fd/{descriptor}").read_text()))
+    directory_lock = StateDirectoryLock(config(tmp_path, "none"))
+    directory_lock.record_holder("this one")
+    directory_lock.close()
+    assert synced[-1].endswith("this one\n")
 
 
 def test_who_held_the_lock_of_a_copied_directory_may_be_at_work(tmp_path: Path) -> None:
