@@ -28,6 +28,7 @@ from cdc.formats.options import JSON_FORMATS
 from cdc.kafka.checkpoint_tail import CheckpointTail
 from cdc.ops.status import Status
 from cdc.positions.position import Position
+from cdc.positions.vclock import VClock
 from cdc.protocol.session import Event, Heartbeat, SnapshotStarted, StreamRows, Subscribed
 from cdc.sources import contents
 from cdc.sources.acknowledger import Acknowledger
@@ -77,6 +78,7 @@ class StandbyStore:
         self._heard_at = 0.0
         # Kafka's schema version when the store's forms were compared with Kafka's last.
         self._aligned_with = -1
+        self._waits_for_doubts = False
         self._log = structlog.get_logger().bind(name=config.name)
         # The same at each start of this standby, and of no other one: a master from 3.3 on keeps logs for each UUID it sees.
         self._uuid = instance_uuid(f"{config.name} standby {socket.gethostname()} {config.state.path.absolute()}")
@@ -98,13 +100,16 @@ class StandbyStore:
         """Whether a start finds all it needs, now that the other daemon is gone. May ask Kafka.
 
         A snapshot that the configuration asks for (a space is newly published, say) is compared with the store's rows, so these
-        have to be those at the checkpoint: a start refuses another daemon's store that is behind it.
+        have to be those at the checkpoint: a start refuses another daemon's store that is behind it. For the same reason an empty
+        store is enough only if nothing has been published since the checkpoint was read.
         """
         if not self.is_ready:
             return False
         kafka, stored = self._tail.checkpoint, self._writer.checkpoint()
+        if kafka.position is None or kafka.position.snapshot is None:
+            return self._has_newest()
         takes_snapshot = start.needed(supposed_before(self._config, kafka, stored)).takes_snapshot
-        if not takes_snapshot or kafka.position is None or stored.position is None:
+        if not takes_snapshot or stored.position is None:
             return True
         return stored.position.vclock == kafka.position.vclock and self._has_newest()
 
@@ -115,7 +120,7 @@ class StandbyStore:
             newest = admission.read(self._config).position
         except ConnectionLostError:
             return False
-        return newest is not None and here is not None and newest.seq == here.seq and newest.vclock == here.vclock
+        return _place(newest) == _place(here)
 
     def follow(self) -> None:
         """Follow one member until the standby is over. Returns before that if the store has to begin anew.
@@ -254,6 +259,7 @@ class StandbyStore:
         if pipeline.position.vclock != kafka.position.vclock:
             return False
         writer.flush(is_forced=True)
+        self._tell_doubts(kafka.position)
         at = standby_course.aligned(writer.checkpoint(), kafka)
         if at is not None:
             writer.adopt(at)
@@ -261,6 +267,18 @@ class StandbyStore:
         if writer.position is not None and writer.position.snapshot is not None:
             self._aligned_with = kafka.position.schema_version
         return at is not None
+
+    def _tell_doubts(self, kafka: Position) -> None:
+        """Log, once for each checkpoint that brings it about, that the store can't be used while keys are doubtful."""
+        store = self._writer.position
+        is_waiting = store is not None and standby_course.has_other_rows(store, kafka)
+        if is_waiting and not self._waits_for_doubts:
+            self._log.warning(
+                "the standby can't be ready while keys are doubtful: consumers have other rows of them than the server. Write "
+                "the row of each once more, with the command in the dead letter's `error`",
+                keys=len(kafka.doubtful),
+            )
+        self._waits_for_doubts = is_waiting
 
     def _pipeline(self, connection: Connection) -> Pipeline:
         stored, kafka = self._writer.checkpoint(), self._tail.checkpoint
@@ -316,3 +334,8 @@ class StandbyStore:
         status.turned_at = time.monotonic()
         if kafka is not None:
             status.checkpoint, status.seq = kafka.vclock, kafka.seq
+
+
+def _place(position: Position | None) -> tuple[int, VClock] | None:
+    """Return where a checkpoint is; None if nothing was published yet."""
+    return (position.seq, position.vclock) if position is not None and position.snapshot is not None else None

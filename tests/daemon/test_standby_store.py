@@ -68,6 +68,17 @@ def test_the_last_sign_may_come_before_the_last_checkpoint(tmp_path: Path, in_ka
     assert not is_startable(tmp_path, K, mode="always")
 
 
+def test_an_empty_store_is_enough_while_nothing_is_published(tmp_path: Path, in_kafka: Checkpoint) -> None:
+    """The other one may have published its first snapshot, and ended, since the checkpoint was read last."""
+    tail = SimpleNamespace(checkpoint=Checkpoint(Position()), is_read=True)
+    writer = SimpleNamespace(position=None, checkpoint=Checkpoint)
+    one = standby(tmp_path, writer, tail)
+    assert one.is_ready
+    assert not one.is_startable
+    in_kafka.position = None
+    assert one.is_startable
+
+
 @pytest.mark.parametrize("options", [{"mode": "always"}, {"published": False}], ids=["each start", "a space is newly published"])
 def test_a_snapshot_needs_the_rows_at_the_checkpoint(tmp_path: Path, options: dict[str, Any]) -> None:
     """A start with an older store would be refused, as it is another daemon's: again and again."""

@@ -58,8 +58,20 @@ def aligned(store: Checkpoint, kafka: Checkpoint) -> Checkpoint | None:
     here, there = store.position, kafka.position
     if here is None or there is None or not is_whole(there) or there.rekeyed or here.vclock != there.vclock:
         return None
+    if has_other_rows(here, there):
+        return None
     versions = {space_id: space.schema_version for space_id, space in store.spaces.items()}
     has_same_forms = versions == {space_id: space.schema_version for space_id, space in kafka.spaces.items()}
     if has_same_forms and is_behind(there, here) and here.schema_version == there.schema_version:
         return None
     return Checkpoint(there, dict(kafka.spaces))
+
+
+def has_other_rows(store: Position, kafka: Position) -> bool:
+    """Return whether the rows of a store at Kafka's checkpoint aren't those that consumers have.
+
+    A store that was filled has the server's rows of the doubtful keys, and consumers have those from before the rows that
+    couldn't be applied. The next event of such a key would have another `before`, or be missing. A store that was followed has
+    what consumers have.
+    """
+    return bool(kafka.doubtful) and not is_behind(kafka, store)

@@ -61,6 +61,8 @@ def test_a_filled_store_counts_once_it_is_at_a_checkpoint() -> None:
 def test_a_form_that_was_changed_and_changed_back_gets_kafkas_version() -> None:
     followed = Checkpoint(K, {512: replace(SPACE, schema_version=5)})
     assert aligned(followed, Checkpoint(K, {512: SPACE})) is not None
+    doubtful = replace(K, doubtful=frozenset({b"key"}))
+    assert aligned(followed, Checkpoint(doubtful, {512: SPACE})) is not None, "it has what consumers have"
 
 
 @pytest.mark.parametrize(
@@ -69,6 +71,7 @@ def test_a_form_that_was_changed_and_changed_back_gets_kafkas_version() -> None:
         pytest.param(replace(K, vclock=VClock({1: 51})), id="at another position"),
         pytest.param(replace(K, snapshot=SnapshotState(5, False)), id="in the middle of a snapshot"),
         pytest.param(replace(K, rekeyed=(Rekeyed(512),)), id="rows come again under another key"),
+        pytest.param(replace(K, doubtful=frozenset({b"key"})), id="consumers have another row of a key"),
         pytest.param(None, id="none"),
     ],
 )
