@@ -288,6 +288,26 @@ def test_filter() -> None:
     assert shop.replica.pipeline.ledger.acknowledged == VClock(shop.master.vclock)
 
 
+def test_a_space_that_is_left_out_leaves_no_rows_to_the_next_one_of_its_number() -> None:
+    shop = Shop(images=True)
+    number = shop.master.create_space("things", USERS)
+    shop.master.insert("things", 1, "one")
+    shop.follow()
+    shop.replica.flush()
+    shop.replica.crash()
+    shop.replica._options["exclude"] = ["things"]
+    shop.replica.connect()
+    shop.follow()
+    shop.master.drop("things")
+    shop.master.create_space("others", USERS, space_id=number)
+    shop.master.replace("others", 1, "another")
+    shop.master.delete("others", 1)
+    assert [(sent.topic, sent.op, sent.value["before"]) for sent in shop.events()] == [
+        ("shop.others", "c", None),
+        ("shop.others", "d", {"id": 1, "name": "another"}),
+    ]
+
+
 @pytest.mark.parametrize("flags", [{"group_id": 1}, {"temporary": True}, {"type": "data-temporary"}])
 def test_spaces_that_are_not_replicated(flags: dict[str, Any]) -> None:
     shop = Shop()

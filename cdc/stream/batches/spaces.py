@@ -155,7 +155,12 @@ class Spaces:
         if self.schema.last_touched is not None:
             # Forget this space alone: the first snapshot touches all spaces before it publishes their forms.
             self.discard_encoder(self.schema.last_touched)
-        return emptied if emptied is not None and self.is_published(emptied) else None
+        if emptied is None or self.is_published(emptied):
+            return emptied
+        if self._images is not None and next(self._images.scan(emptied.space_id), None) is not None:
+            # The rows are from before the configuration left the space out. The next space of this number must not have them.
+            self._images.clear(emptied.space_id)
+        return None
 
     def form(self, space_id: int) -> SpaceForm:
         """Return the form at this position. Raises SchemaError if the space can't have rows."""
