@@ -151,6 +151,7 @@ class Publisher:
         claim = claim_topic(self._config)
         self._topic_admin.ensure([self._topics.control(topics.CHECKPOINT), *([claim] if claim is not None else [])])
         if expected_writers:
+            self._view.await_claim_of_others(expected_writers)
             self._check_writer(self._view.checkpoint(), expected_writers)
         self._loop.started = self._make_delivery()
         try:

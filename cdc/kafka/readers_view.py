@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from confluent_kafka import KafkaError
@@ -28,6 +28,8 @@ created, may take a moment."""
 CLOCKS_MS: Final = 60_000
 """By how much the time of an event may be before that of the checkpoint that was written earlier: a clock was set back."""
 _POLL_SECONDS: Final = 0.1
+_CLAIM_ATTEMPTS: Final = 3
+"""How often MARKERS_SECONDS are waited for another daemon's claim: it notices a missing marker after that time, and writes it."""
 
 
 class ReadersView:
@@ -52,6 +54,20 @@ class ReadersView:
         """Return this daemon's partitions with a transaction that stays open for MARKERS_SECONDS, with last stable offsets."""
         admin = self._clients.admin()
         return self.own(hanging.still_open(admin, self._prefixed_topics(admin), MARKERS_SECONDS))
+
+    def await_claim_of_others(self, expected_writers: Collection[str | None]) -> None:
+        """Wait, for a limited time, while the checkpoint's partition has an open transaction of others than these.
+
+        A daemon that has just taken the name over may be waiting for the marker of its claim, or may be writing it anew. Whoever
+        claims the name meanwhile would fence it, find nothing but its own record, and abort the claim.
+        """
+        for _ in range(_CLAIM_ATTEMPTS):
+            if (self._topics.control(topics.CHECKPOINT), 0) not in self.still_open():
+                return
+            consumer = self._clients.consumer("read_uncommitted")
+            topic, servers = self._topics.control(topics.CHECKPOINT), self._config.bootstrap_servers
+            if checkpoint_topic.read(consumer, topic, self._name, servers).writer in expected_writers:
+                return
 
     def what_hangs(self, known: Position | None) -> tuple[dict[Place, int], bool]:
         """Return this daemon's partitions with hanging messages, and whether their transaction was committed.

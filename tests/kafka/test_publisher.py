@@ -429,6 +429,34 @@ def test_another_daemon_whose_first_record_was_not_readable_yet(
     other.stop(0)
 
 
+def test_a_fenced_daemon_waits_for_the_claim_that_is_not_readable_yet(
+    cluster: Cluster, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own claim would fence the other one, which may be writing the missing marker of its own, and would abort that."""
+    start("exactly_once").stop(20)
+    config = KafkaSection(bootstrap_servers="x:1", topic_prefix="shop")
+    before = len(cluster.written("shop.checkpoint"))
+    other = Publisher("x", config, Writer("another writer", has_store=False), clients(cluster))
+    other.start()
+    cluster.others["shop.checkpoint"] = before
+    ask = readers_view.ReadersView.still_open
+
+    def ask_and_show(self: readers_view.ReadersView) -> dict[tuple[str, int], int]:
+        found = ask(self)
+        cluster.others.clear()
+        return found
+
+    monkeypatch.setattr(readers_view.ReadersView, "still_open", ask_and_show)
+    claims: list[float] = []
+    monkeypatch.setattr(FakeProducer, "init_transactions", lambda _, timeout: claims.append(timeout))
+    again = Publisher("x", config, WRITER, clients(cluster))
+    with pytest.raises(PublishError, match="another daemon has taken the name 'x'"):
+        again.start(expected_writers={"writer"})
+    assert not claims
+    again.stop(0)
+    other.stop(0)
+
+
 def leave_out_next(cluster: Cluster) -> None:
     """The next commit is left out of all topics, as of partitions that had no leader in that moment."""
     cluster.leave_out.update({"shop.checkpoint": 1, "shop.things": 1})
