@@ -19,8 +19,10 @@ from cdc.stream.snapshots.orders import Execute
 from tests.fakes.interleavings import LimboWorkload
 from tests.fakes.master import VERSIONS
 from tests.simulation.brokers import Entry
+from tests.simulation.disks import CONDITION, DATA
 from tests.simulation.judge import NAME, SIGNALS
 from tests.simulation.members import ForeignWriter, go_back
+from tests.simulation.network import DISCONNECT_SECONDS
 
 if TYPE_CHECKING:
     from tests.simulation.network import Member
@@ -40,6 +42,7 @@ KINDS: Final = (
     "kill",
     "stop",
     "power off",
+    "disk lies",
     "frozen",
     "frozen and replaced",
     "disk full",
@@ -57,6 +60,7 @@ KINDS: Final = (
     "take-over begins again",
     "network cut",
     "network slow",
+    "connections live on",
     "member away",
     "member frozen",
     "member comes back older",
@@ -69,14 +73,13 @@ KINDS: Final = (
     "member upgraded",
     "configuration changed",
     "spaces left out",
+    "images switched",
     "verify",
     "position put back",
 )
 
 _LASTS: Final = {"frozen and replaced": 12.0}
 """How long a fault lasts at least: the other daemon must have got the name before the frozen one wakes up."""
-_DISCONNECT_SECONDS: Final = 4.0
-"""replication_disconnect_timeout."""
 _STANDBY_SHARE: Final = 0.3
 """How often a kill meets the standby, where there is one."""
 _RARE: Final = 5
@@ -131,6 +134,7 @@ class Strikes:
             "kill": self._kill,
             "stop": self._stop,
             "power off": self._power_off,
+            "disk lies": self._lie,
             "frozen": self._freeze_process,
             "frozen and replaced": self._replace_frozen,
             "disk full": self._disk_full,
@@ -148,6 +152,7 @@ class Strikes:
             "take-over begins again": self._take_over_twice,
             "network cut": self._cut,
             "network slow": self._slow,
+            "connections live on": self._live_on,
             "member away": self._away,
             "member frozen": self._freeze,
             "member comes back older": self._age,
@@ -160,6 +165,7 @@ class Strikes:
             "member upgraded": self._upgrade,
             "configuration changed": self._configure,
             "spaces left out": self._leave_out,
+            "images switched": self._switch_images,
             "verify": self._verify,
             "position put back": self._put_back,
         }
@@ -196,16 +202,44 @@ class Strikes:
         world.boots[world.life.state_number] += 1
         world.judge.may_forget = True
         rng = world.scheduler.random
-        store = world.directory / f"state{world.life.state_number}" / "images" / "data.mdb"
+        state = world.directory / f"state{world.life.state_number}"
+        store = state / "images" / DATA
         if store.exists() and rng.random() < 0.5:
             # Pages that were never written: the store must not be trusted.
             data = bytearray(store.read_bytes())
             for _ in range(3):
                 at = rng.randrange(max(1, len(data) // 4096)) * 4096
                 data[at : at + 4096] = bytes(len(data[at : at + 4096]))
-            if "unsynced" in (store.parent / "condition").read_text():
+            if "unsynced" in (store.parent / CONDITION).read_text():
                 store.write_bytes(data)
+        world.disks.lose(state)
         self._later(fault.seconds, world.restart)
+
+    def _lie(self, fault: Fault) -> None:
+        """After an orderly stop the disk only says that it syncs, until its machine loses its power."""
+        world = self._world
+        life = world.life
+        if world.pair is not None or world.operators.are_busy or life.daemon is None or life.is_over:
+            return
+        state = world.directory / f"state{life.state_number}"
+        life.daemon.stop()
+
+        def begin() -> None:
+            world.disks.begin_to_lie(state)
+            world.operators.are_busy = False
+            world.restart()
+            self._later(fault.seconds, lose)
+
+        def lose() -> None:
+            if world.life.state_number == life.state_number and not world.is_calm:
+                world.kill()
+                world.boots[life.state_number] += 1
+                world.judge.may_forget = True
+                world.disks.lose_all(state)
+                world.restart()
+
+        world.operators.are_busy = True
+        world.operators.when_over(begin)
 
     def _disk_full(self, fault: Fault) -> None:
         world = self._world
@@ -231,10 +265,10 @@ class Strikes:
         def cut() -> None:
             for member in world.network.members.values():
                 for link in [link for link in member.links if link.socket.process is life.process]:
-                    link.cut()
+                    link.cut(is_noticed=True)
 
-        if fault.seconds > _DISCONNECT_SECONDS:
-            self._later(_DISCONNECT_SECONDS, cut)
+        if fault.seconds > DISCONNECT_SECONDS:
+            self._later(DISCONNECT_SECONDS, cut)
         self._later(fault.seconds, lambda: world.scheduler.thaw(life.process))
 
     def _replace_frozen(self, fault: Fault) -> None:
@@ -323,6 +357,12 @@ class Strikes:
         network = self._world.network
         network.slowness = 200.0
         self._later(fault.seconds, lambda: setattr(network, "slowness", 1.0))
+
+    def _live_on(self, fault: Fault) -> None:
+        """The ends of connections don't reach the members, the first time at once."""
+        network = self._world.network
+        network.lives_on_until = self._world.scheduler.now + fault.seconds
+        self._cut(fault)
 
     def _away(self, fault: Fault) -> None:
         member = self._any_member()
@@ -477,10 +517,20 @@ class Strikes:
         self._stop(fault)
         self._later(fault.seconds + 1.0, world.include_all)
 
+    def _switch_images(self, fault: Fault) -> None:
+        """Another state.images from the next start on. With two machines, only one of them would have it."""
+        world = self._world
+        if world.image_choices:
+            images = world.scheduler.random.choice(world.image_choices)
+            world.settings = {**world.settings, "state": {**world.settings["state"], "images": images}}
+            world.walked[f"images: switched to {images}"] += 1
+            self._stop(fault)
+
     def _verify(self, fault: Fault) -> None:
         """`tarantool-cdc verify`."""
-        if self._world.pair is None and not self._world.judge.is_rewritten:
-            self._world.operators.verify(fault.seconds)
+        world = self._world
+        if world.pair is None and world.vinyl is None and not world.judge.is_rewritten:
+            world.operators.verify(fault.seconds)
 
     def _put_back(self, fault: Fault) -> None:
         """`tarantool-cdc position export`, and `set` after a loss."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import random
 import select
 import socket
@@ -248,6 +249,21 @@ class WakePipe:
         self._is_woken = False
 
 
+class System:
+    """os: files are real ones, and `fsync` does what the world says."""
+
+    def __init__(self) -> None:
+        self.fsync: Callable[[int], None] = lambda _: None
+
+    @staticmethod
+    def getpid() -> int:
+        """Return the same number for each process."""
+        return 4711
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+
 class Network(Protocol):
     """Who answers behind an address."""
 
@@ -284,7 +300,7 @@ class Library:
         self.random = SimpleNamespace(uniform=self._random.uniform)
         self.uuid = SimpleNamespace(uuid4=lambda: uuid.UUID(int=self._random.getrandbits(128), version=4), UUID=uuid.UUID)
         self.gc = SimpleNamespace(collect=lambda: 0, freeze=lambda: None, set_threshold=lambda *_: None)
-        self.os = SimpleNamespace(getpid=lambda: 4711)
+        self.os = System()
 
     def wake_pipe(self) -> WakePipe:
         """Stand for the class WakePipe."""
@@ -310,7 +326,7 @@ class Library:
 REPLACED: Final = {
     "cdc.commands.position": ("threading", "time"),
     "cdc.commands.verify": ("time",),
-    "cdc.daemon.admission": ("lock",),
+    "cdc.daemon.admission": ("lock", "os"),
     "cdc.daemon.backoff": ("random",),
     "cdc.daemon.beginning": ("threading",),
     "cdc.daemon.bucket_watch": ("time",),
@@ -360,7 +376,7 @@ REPLACED: Final = {
     "cdc.sources.log_end": ("time",),
     "cdc.sources.replica_set": ("time",),
     "cdc.store.files": ("boot_id",),
-    "cdc.store.numbers_file": ("time",),
+    "cdc.store.numbers_file": ("os", "time"),
     "cdc.store.store": ("boot_id", "lock", "open_environment", "write_condition"),
     "cdc.store.writer": ("time",),
     "cdc.stream.batches.spaces": ("compiled_row_path",),

@@ -1,6 +1,9 @@
 """Connections between the daemon and the members: bytes arrive late, in pieces, in order; any two may be cut apart.
 
 daemon ── Socket ──▶ late ──▶ Link ──▶ MasterConnection (tests.fakes.master) ──▶ pieces, late ──▶ Socket ── daemon
+
+A member may learn late that a connection is over: until then it has two connections of one replica, and refuses the second one's
+SUBSCRIBE. What the daemon had sent over the first one may arrive behind what it sends over the second.
 """
 
 from __future__ import annotations
@@ -8,13 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
+from uuid import UUID
 
+from cdc.protocol.constants import Key
 from tests.fakes.master import Ack, MasterConnection
 from tests.simulation.library import Descriptors, broken, process_of, refused
 from tests.simulation.scheduler import Process, Scheduler, Waiters
 
 LATENCY_SECONDS = 0.001
 HEARTBEAT_SECONDS = 1.0
+DISCONNECT_SECONDS = 4.0
+"""replication_disconnect_timeout: when a member notices that nothing comes over a connection any more."""
 
 
 @dataclass
@@ -40,7 +47,12 @@ class Member:
         """Its process ends."""
         self.is_up = False
         for link in list(self.links):
-            link.cut()
+            link.cut(is_noticed=True)
+
+    def streaming(self, besides: Relay) -> dict[UUID, Link]:
+        """Who follows it, as far as it knows, over which connection."""
+        followed = [link for link in self.links if link.relay is not besides and link.relay.is_streaming]
+        return {UUID((link.relay.subscribed or {})[Key.INSTANCE_UUID]): link for link in followed if not link.relay.is_closed}
 
 
 class Relay(MasterConnection):
@@ -52,7 +64,16 @@ class Relay(MasterConnection):
 
     def _subscribe(self, body: dict[int, Any]) -> None:
         assert not self._server.is_foreign, "the log of another replica set is read"
+        others = self._server.streaming(self)
+        other = others.get(UUID(body[Key.INSTANCE_UUID]))
+        assert other is None or not other.is_open_at(self), "a process has two connections to one member"
+        self._master.streaming = set(others)
         super()._subscribe(body)
+
+    @property
+    def process(self) -> Process:
+        """Whose connection it is."""
+        return next(link for link in self._server.links if link.relay is self).socket.process
 
     def _register(self, body: dict[int, Any]) -> None:
         assert not self._server.is_foreign, "an id of another replica set is requested"
@@ -138,6 +159,8 @@ class Link:
         self.socket = socket
         self.relay = Relay(member)
         self.is_over = False
+        # Whether it is over at the daemon's end, and the member hasn't noticed yet.
+        self._lives_on = False
         self._there_at = self._back_at = 0.0
         self._seen_acks = 0
         member.links.append(self)
@@ -195,22 +218,33 @@ class Link:
         self._back_at = max(self._back_at, self._scheduler.now + self._network.delay())
 
         def arrive() -> None:
-            if not self.socket.is_broken:
+            if not self.socket.is_broken and not self.socket.is_closed:
                 self.socket.arrived += data
                 self.socket.is_ended |= is_end
                 self.socket.waiters.wake()
 
         self._scheduler.after(self._back_at - self._scheduler.now, arrive)
 
-    def cut(self) -> None:
-        """The connection breaks, wherever it is."""
-        self._end()
+    def cut(self, *, is_noticed: bool = False) -> None:
+        """The connection breaks, wherever it is; with `is_noticed` the member knows that in any case."""
+        self._end_soon(is_noticed=is_noticed)
         self.socket.is_broken = True
         self.socket.waiters.wake()
 
     def closed_by_daemon(self) -> None:
         """The daemon has ended it."""
-        self._end()
+        self._end_soon()
+
+    def is_open_at(self, other: Relay) -> bool:
+        """Whether the process that has this other connection still holds this one."""
+        return self.socket.process is other.process and not self.socket.is_broken and not self.socket.is_closed
+
+    def _end_soon(self, *, is_noticed: bool = False) -> None:
+        if is_noticed or not (self._lives_on or self._scheduler.now < self._network.lives_on_until):
+            self._end()
+        elif not self._lives_on:
+            self._lives_on = True
+            self._scheduler.after(self._scheduler.random.random() * DISCONNECT_SECONDS, self._end)
 
     def _end(self) -> None:
         self.is_over = True
@@ -227,6 +261,8 @@ class Network:
         self.members: dict[int, Member] = {}
         self.on_ack = on_ack
         self.slowness = 1.0
+        self.lives_on_until = 0.0
+        """Until then the members notice late that a connection is over."""
 
     def delay(self) -> float:
         """Return how long the next piece takes."""

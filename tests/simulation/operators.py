@@ -45,14 +45,14 @@ class Operators:
             world.walked["operator: verified"] += 1
             assert result.is_equal, f"the store isn't what the member has: {result.sentence}"
 
-        world.scheduler.after(seconds + 0.5, lambda: self._when_over(lambda: self._run(compare)))
+        world.scheduler.after(seconds + 0.5, lambda: self.when_over(lambda: self._run(compare)))
 
-    def _when_over(self, then: Callable[[], object]) -> None:
+    def when_over(self, then: Callable[[], object]) -> None:
         """Go on when the daemon has ended."""
         if self._world.life.is_over or not self._world.life.process.is_alive:
             then()
         else:
-            self._world.scheduler.after(0.2, lambda: self._when_over(then))
+            self._world.scheduler.after(0.2, lambda: self.when_over(then))
 
     def export(self, seconds: float) -> None:
         """Export the position; some time later Kafka loses all checkpoints, and it is put back."""
@@ -74,6 +74,7 @@ class Operators:
         topic.entries.clear()
         topic.open_from.clear()
         world.judge.may_jump = world.judge.may_forget = True
+        world.judge.lost_writers()
         world.brokers.version += 1
 
         def put_back(config: Config) -> None:

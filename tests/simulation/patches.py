@@ -1,7 +1,11 @@
-"""Without a store: what events the rows of a log have, and consumers of patches and of the log's own images (docs/events.md)."""
+"""Without a store: what events the rows of a log have, and consumers of patches and of the log's own images (docs/events.md).
+
+Where state.images changes from one start to the next, an event is as either of them has it, and consumers hold the same rows.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable
 from dataclasses import replace
@@ -10,7 +14,7 @@ from typing import Any
 from cdc.protocol.constants import Key, Type
 from tests.fakes.consumer import Consumer
 from tests.fakes.fates import Contents, Expected
-from tests.fakes.master import LogRow
+from tests.fakes.master import LogRow, Row
 from tests.fakes.shop import Sent
 
 
@@ -41,6 +45,30 @@ class SourceContents(Contents):
         found = super()._events(row)
         if row.kind == Type.DELETE and is_known and space_id is not None and not found:
             return [Expected(row.lsn, space_id, "d", None)]
+        return found
+
+
+class MixedContents:
+    """The same, if state.images changes: each event that one of the ways has, and which of them all have."""
+
+    def __init__(self) -> None:
+        self._ways = [Contents(), ImagelessContents(), SourceContents()]
+        self.optional: set[tuple[int, int, int]] = set()
+        """Origin, lsn and space of rows that have an event in some ways only."""
+
+    @property
+    def rows(self) -> dict[int, dict[bytes, Row]]:
+        """The rows of the spaces."""
+        return self._ways[0].rows
+
+    def _events(self, row: LogRow) -> list[Expected]:
+        by_way = [way._events(row) for way in self._ways]
+        found: list[Expected] = []
+        for one in itertools.chain(*by_way):
+            if one not in found:
+                found.append(one)
+        if not all(by_way):
+            self.optional |= {(row.origin, one.lsn, one.space_id) for one in found}
         return found
 
 
@@ -80,9 +108,12 @@ class PatchedRows:
         for key in [key for key, (of_row, _) in rows.items() if of_row <= seq]:
             del rows[key]
 
+    def _check_before(self, _: dict[str, Any] | None, sent: Sent) -> None:
+        assert sent.value["before"] is None, f"seq {sent.source['seq']} has the row before, and nobody keeps rows"
+
     def _apply(self, sent: Sent) -> None:
         rows, key, seq = self._rows.setdefault(sent.source["space_id"], {}), json.dumps(sent.key), sent.source["seq"]
-        assert sent.op is None or sent.value["before"] is None, f"seq {seq} has the row before, and nobody keeps rows"
+        self._check_before(rows[key][1] if key in rows else None, sent)
         if sent.op == "t":
             rows.clear()
         elif sent.op == "d":
@@ -98,3 +129,11 @@ class PatchedRows:
                 place = step["field"]
                 row[place] = step["value"] if step["op"] == "=" else row[place] + step["value"]
             rows[key] = seq, row
+
+
+class MixedRows(PatchedRows):
+    """The same, with images at times: what an event shows as the row before is the row."""
+
+    def _check_before(self, row: dict[str, Any] | None, sent: Sent) -> None:
+        before = sent.value["before"]
+        assert before in (None, row), f"seq {sent.source['seq']} has {before} as the row before, which is {row}"

@@ -14,7 +14,9 @@ from unittest.mock import patch
 
 from cdc.daemon import admission, start
 from cdc.daemon.standby_store import StandbyStore
+from cdc.errors import Remedy
 from cdc.events.envelope import SpaceCount
+from cdc.images.notations import KeyNotation
 from cdc.images.overlay import Images
 from cdc.images.source_images import SourceImages
 from cdc.kafka import readability
@@ -24,6 +26,8 @@ from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.sender import Sender
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
+from cdc.protocol import failure
+from cdc.protocol.constants import ErrorCode
 from cdc.schema.tracker import SchemaTracker
 from cdc.sources.connection import Connection
 from cdc.store.writer import StateWriter
@@ -34,6 +38,7 @@ from cdc.stream.ledger import Ledger
 from cdc.stream.snapshots import snapshot
 from cdc.stream.transactions import limbo
 from cdc.stream.transactions.transaction_buffer import TransactionQueue
+from cdc.upstream import start as upstream_start
 from tests.simulation.faults import Fault
 from tests.simulation.standbys import Pair
 from tests.simulation.world import World, run_seed
@@ -57,6 +62,8 @@ class Slip:
     """state.images, if it concerns one alone."""
     is_pair: bool = False
     """Whether it concerns two machines, with a standby on one of them."""
+    has_vinyl: bool = False
+    """Whether it concerns a space in vinyl."""
 
 
 def _early_ack() -> Any:
@@ -297,6 +304,36 @@ def _lost_old_tuple() -> Any:
     return patch.object(SourceImages, "_delete", lambda self, body, frame: self._delete_by_key(body, frame))
 
 
+def _former_connection() -> Any:
+    """A connection that the member still has of this daemon counts as a mistake of the configuration."""
+    return patch.dict(failure._HINTS, {ErrorCode.CFG: (Remedy.OPERATOR, "")})
+
+
+def _open_connection() -> Any:
+    """A connection isn't closed when the next one is made."""
+    return patch.object(Connection, "close", lambda _: None)
+
+
+@contextmanager
+def _older_store() -> Iterator[None]:
+    """A store that is behind the checkpoint is taken for one that has its rows."""
+    compare, Store = upstream_start._compare, upstream_start._Store  # noqa: N806 - a class
+
+    def slip(known: Any) -> Any:
+        store, reason = compare(known)
+        return (Store.LEVEL if store is Store.BEHIND else store), reason
+
+    with patch.object(upstream_start, "_compare", slip):
+        yield
+
+
+def _one_notation() -> Any:
+    """A request of vinyl that writes its key in another way is taken for one that has found its row."""
+    return patch.object(KeyNotation, "is_same", lambda *_: True)
+
+
+_SWITCHES: Final = tuple(Fault(at / 4, "images switched", 0.1) for at in range(1, 9))
+_LIES: Final = Fault(0.4, "disk lies", 0.6), Fault(1.6, "disk lies", 0.3)
 _OUTAGES: Final = tuple(Fault(at, "kafka away", 4.0) for at in range(4, 60, 8))
 _SLOW_TAKE_OVER: Final = Fault(0.6, "messages slow", 20.0), Fault(0.8, "take-over", 1.0)
 
@@ -321,6 +358,11 @@ SLIPS: Final = (
     Slip("spaces published again", _unnoticed_spaces, 20, images="full", kinds=("spaces left out",)),
     Slip("an old tuple that is lost", _lost_old_tuple, 5, is_exact=True, images="source"),
     Slip("first messages that aren't alone", _crowded_first, 5),
+    Slip("a former connection taken for a mistake", _former_connection, 20, kinds=("connections live on", "network cut")),
+    Slip("a connection that stays open", _open_connection, 10, kinds=("messages refused",)),
+    Slip("an older store taken for the newest", _older_store, 20, images="full", is_exact=True, faults=_LIES),
+    Slip("images that come back as they were", _older_store, 20, is_exact=True, faults=_SWITCHES),
+    Slip("a key found in any notation", _one_notation, 5, images="full", has_vinyl=True),
     Slip("a batch that nobody has", _awaited_for_good, 150, kinds=("network cut", "member away", "messages slow")),
     Slip("a former daemon that isn't awaited", _unawaited_former, 20, is_exact=False, faults=_SLOW_TAKE_OVER),
     Slip("a wait that isn't recorded", _unrecorded_wait, 20, is_exact=False, faults=(*_SLOW_TAKE_OVER, Fault(1.2, "kill", 0.1))),
@@ -338,6 +380,8 @@ def seeds_until_found(slip: Slip) -> tuple[int, str] | None:
             world.keep_images(slip.images)
             world.workload.alters_keys &= slip.images == "full"
         world.pair = Pair(world) if slip.is_pair else None
+        if slip.has_vinyl and world.vinyl is None:
+            world.add_vinyl()
 
     for seed in range(1, slip.seed_count + 1):
         planned: dict[str, Any] = {"faults": list(slip.faults), "rounds": 60} if slip.faults else {}

@@ -82,6 +82,18 @@ def test_a_take_over_without_transactions_awaits_the_end_of_the_former_daemon() 
     assert lines.index("waiting until the daemon that had") < lines.index("ends: ") < lines.rindex("chosen name=shop")
 
 
+def test_a_take_over_whose_claim_is_not_readable_yet_is_not_undone() -> None:
+    faults = [
+        Fault(0.9196, "markers left out", 15.0),
+        Fault(1.1166, "take-over begins again", 0.8608),
+        Fault(1.7694, "kafka away", 13.0),
+    ]
+    result = run_seed(228, lambda world: setattr(world, "pair", None), faults=faults, rounds=10)
+    lines = "\n".join(result.trace)
+    assert result.failure is None, f"{lines}\n{result.failure}"
+    assert "daemon 1/main            ends: another daemon" in lines
+
+
 def test_a_take_over_that_begins_again_awaits_it_too() -> None:
     faults = [Fault(0.6, "messages slow", 20.0), Fault(0.8, "take-over", 1.0), Fault(1.2, "kill", 0.1)]
     result = run_seed(7, lambda world: world.deliver(is_exact=False), faults=faults, rounds=60)
@@ -112,6 +124,22 @@ FOUND: Final[dict[str, tuple[int, int, dict[str, Any]]]] = {
         702416,
         5,
         _faults((0.2398, "kill", 5.8601), (0.4437, "spaces left out", 13.3573)),
+    ),
+    "a machine that stops soon after its daemon's start": (74, 10, _faults((0.2775, "power off", 4.5388))),
+    "a standby that is filled while a key is doubtful": (322, 15, _faults((0.7527, "disk full", 9.988), (0.933, "kill", 9.7019))),
+    "an empty standby, and an old checkpoint": (
+        901309,
+        1,
+        _faults(
+            (0.1407, "kafka away", 5.9308),
+            (0.6268, "configuration changed", 0.184),
+            (0.8924, "member upgraded", 5.8961),
+        ),
+    ),
+    "a space left out, and the next one of its number": (
+        901023,
+        36,
+        _faults((0.6626, "spaces left out", 0.3891), (0.8867, "stop", 8.1329)),
     ),
     "a position put back where leaders move": (
         2072,

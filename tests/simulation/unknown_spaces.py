@@ -17,6 +17,9 @@ from tests.fakes.master import INDEX, LogRow
 from tests.simulation.patches import PatchedRows
 from tests.simulation.repeats import LastSeqs
 
+_LASTS = 2
+"""Length of a life that goes on."""
+
 
 class UnknownSpaces:
     """The lives of all spaces, and the losses of checkpoints between them."""
@@ -39,6 +42,16 @@ class UnknownSpaces:
         elif row.kind == Type.DELETE and row.body[Key.KEY][1] == 0:
             self._lives[row.body[Key.KEY][0]][-1].append(row.lsn)
 
+    def rewritten(self, there: Mapping[int, int]) -> None:
+        """The history is another one. `there` are the spaces that there are now, with the lsns up to which they came."""
+        for space_id, lives in self._lives.items():
+            if len(lives[-1]) == _LASTS and space_id not in there:
+                lives[-1].append(0)  # where no log has it any more
+        for space_id, lsn in there.items():
+            lives = self._lives.setdefault(space_id, [])
+            if not lives or len(lives[-1]) > _LASTS:
+                lives.append([1, lives[-1][1] if lives else lsn])
+
     def checkpoint_lost(self, left: Position, stored: Collection[int]) -> None:
         """A daemon will begin at the checkpoint `left`, and knows the spaces `stored`."""
         self._stored = frozenset(stored) if self._left is None else self._stored & frozenset(stored)
@@ -55,11 +68,21 @@ class UnknownSpaces:
         if self._left is None or number == self._left_id:
             return
         for space_id, lives in self._lives.items():
+            if self._is_known(space_id):
+                continue
             for origin, came, *went in lives:
                 is_new = came > self._left.get(origin, 0) or space_id not in self._stored
                 if went and is_new and went[0] <= base.get(origin, 0):
                     self._kept.append((space_id, self._until_seq))
         self._left = None
+
+    def _is_known(self, space_id: int) -> bool:
+        """Whether the checkpoint that is left has a space of this number, with which a snapshot compares the next one."""
+        left = self._left or {}
+        lives = self._lives[space_id] if space_id in self._stored else ()
+        return any(
+            came <= left.get(origin, 0) and all(lsn > left.get(origin, 0) for lsn in went) for origin, came, *went in lives
+        )
 
     def sweep(self, consumer: Consumer | LastSeqs | PatchedRows) -> None:
         """Have a consumer do what an operator has to do."""

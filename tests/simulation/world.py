@@ -30,6 +30,7 @@ from tests.fakes.interleavings import LimboWorkload
 from tests.fakes.master import Ack
 from tests.simulation import edges, librdkafka
 from tests.simulation.brokers import Brokers
+from tests.simulation.disks import CONDITION, DATA, Disks
 from tests.simulation.faults import Fault, Strikes, planned
 from tests.simulation.judge import CHECKPOINT, NAME, Judge
 from tests.simulation.library import EPOCH_SECONDS, Library, installed
@@ -38,10 +39,13 @@ from tests.simulation.network import Link, Member, Network
 from tests.simulation.operators import Operators
 from tests.simulation.scheduler import Process, Scheduler
 from tests.simulation.standbys import RESTART_SECONDS, Pair
+from tests.simulation.vinyl import ORIGIN, VinylSpace
 
 PORT: Final = 3301
 _PAIR_SHARE: Final = 0.2
 """Share of the seeds in which there are two machines, with a standby on one of them."""
+_VINYL_SHARE: Final = 0.2
+"""Share of those with images that have a space in vinyl."""
 PATIENCE_SECONDS: Final = 180.0
 """Simulated time within which everything must have arrived once faults have stopped."""
 
@@ -114,6 +118,8 @@ class World:
         self.network = Network(scheduler, self._acknowledged)
         self.library = Library(scheduler, self.network)
         self.network.descriptors = self.library.descriptors
+        self.disks = Disks(scheduler.random)
+        self.library.os.fsync = self.disks.fsync
         self.brokers = Brokers(scheduler, lambda: int((EPOCH_SECONDS + scheduler.now) * 1000))
         self.master = Writer(self.version)
         for number in (2, 3):
@@ -134,7 +140,7 @@ class World:
         """By disk: how often its machine has lost its power."""
         self.operators = Operators(self)
         self.pair = Pair(self) if random.Random(f"pair {seed}").random() < _PAIR_SHARE else None
-        self.is_disk_full = False
+        self.is_disk_full = self.is_calm = False
         is_exact = plan.random() < 0.75
         obeys_signals = plan.random() < 0.4
         has_records = self.judge.has_transaction_topic = plan.random() < 0.4
@@ -154,6 +160,9 @@ class World:
         }
         if len(self.network.members) == 1:
             self.settings["source"]["on_divergence"] = "resnapshot"
+        self.vinyl: VinylSpace | None = None
+        self.image_choices: list[str] = []
+        """What state.images may become at a restart; nothing if it stays as it is."""
         self.first_gc_vclock = dict(self.master.gc_vclock)
         self.deliver(is_exact=is_exact)
         if is_exact and plan.random() < 0.25:
@@ -168,8 +177,13 @@ class World:
         self._is_moving = False
         self._takes_over = True
         self.faults = planned(plan, self.rounds * 0.03 + 0.5, weights or {}) if faults is None else faults
+        self.disks.is_watching = any(fault.kind in ("power off", "disk lies") for fault in self.faults)
         # A NOP isn't compared with what comes under its lsn later, so nobody notices another history there.
         self.workload.has_nops = all(fault.kind != "history rewritten" for fault in self.faults)
+        if is_exact and self.pair is None and any(fault.kind == "images switched" for fault in self.faults):
+            self.mix_images(has_source=plan.random() < 0.5)
+        elif self.judge.has_images and self.workload.has_nops and random.Random(f"vinyl {seed}").random() < _VINYL_SHARE:
+            self.add_vinyl()
         self._strikes = Strikes(self)
         self._left = self.rounds
 
@@ -182,10 +196,32 @@ class World:
         self.settings["kafka"]["delivery"] = "exactly_once" if is_exact else "at_least_once"
 
     def keep_images(self, images: str) -> None:
-        """Set state.images."""
+        """Set state.images for good."""
+        self.image_choices = []
         self.settings["state"]["images"] = images
         self.judge.keep_images(images)
         self.master.writes_images = images == "source"
+        # Without images all requests are published as they are.
+        self.vinyl = self.vinyl if images == "full" else None
+        if self.vinyl is not None:
+            self.judge.watch_vinyl(self.vinyl)
+
+    def add_vinyl(self) -> None:
+        """There is a space in vinyl, too."""
+        assert self.master.enroll(UUID(int=ORIGIN)) == ORIGIN
+        self.vinyl = VinylSpace(self.master, random.Random(f"vinyl rows {self.seed}"))
+        self.master.remember()
+        self.settings["format"] = {"on_image_error": "dlq"}
+        self.judge.watch_vinyl(self.vinyl)
+
+    def mix_images(self, *, has_source: bool) -> None:
+        """state.images may change from one start to the next: between full and none, or three ways if the log has images, too."""
+        self.judge.keep_images("mixed")
+        self.master.writes_images = has_source
+        # Rows that were published under another key aren't published again without images.
+        self.workload.alters_keys = False
+        self.image_choices = ["full", "none", *(["source"] if has_source else [])]
+        self.settings["state"]["images"] = self.scheduler.random.choice(self.image_choices)
 
     def leave_out(self, pattern: str) -> None:
         """From the next start on, spaces with such names aren't published."""
@@ -283,11 +319,12 @@ class World:
     def _open_environment(self, path: Path, *, is_clean: bool) -> Any:
         environment = files.open_environment(path, is_clean=is_clean)
         self._at_kill(environment.close)
-        return Disk(self, environment)
+        return Environment(self, environment, path / DATA)
 
     def _write_condition(self, path: Path, text: str) -> None:
         self.scheduler.check_alive()
         files.write_condition(path, text)
+        self.disks.synced(path / CONDITION)
 
     # The daemon's life.
 
@@ -433,8 +470,12 @@ class World:
     def _work(self) -> None:
         self._left -= 1
         self.workload.run(self._work_random.randint(1, 6))
+        if self.vinyl is not None:
+            self.vinyl.run(self._work_random.randint(0, 3))
         if not self._left:
             self.workload.finish()
+            if self.vinyl is not None:
+                self.vinyl.finish()
         self.master.remember()
         self.member.wrote()
         for replica in list(self.network.members.values())[1:]:
@@ -466,6 +507,9 @@ class World:
 
     def _obey(self, life: Life, error: CdcError) -> None:
         """The operator does what an error says, where that is right in this world."""
+        if isinstance(error, NameTakenError) and self.judge.is_taken(life.process):
+            life.may_end_with += (NameTakenError,)
+            return
         if isinstance(error, UnknownSpaceError) and self.judge.is_rewritten:
             # Another history right behind a second snapshot: the next start takes one again.
             life.may_end_with += (UnknownSpaceError,)
@@ -476,10 +520,22 @@ class World:
             life.may_end_with += (StateForeignError,)
             self.pair.rebuilds.add(life.state_number)
             return
+        if isinstance(error, StateError) and self.disks.has_lied:
+            self._give_up_store(life)
+            return
         if not isinstance(error, StateForeignError) or self._state_count == 1 or not self.judge.may_jump:
             raise error
         # The checkpoint that is left is from before the move to another disk.
         life.may_end_with += (StateForeignError,)
+        self._is_moving = True
+        self.scheduler.after(0.1, self.restart)
+
+    def _give_up_store(self, life: Life) -> None:
+        """A disk that lied has an older state, or a part of one: the daemon says so, and takes a snapshot if it is told to."""
+        self.disks.has_lied = False
+        self.walked["disk: an operator gives the state up"] += 1
+        life.may_end_with += (StateError,)
+        shutil.rmtree(self.directory / f"state{life.state_number}" / "images", ignore_errors=True)
         self._is_moving = True
         self.scheduler.after(0.1, self.restart)
 
@@ -525,6 +581,7 @@ class World:
         last = max((fault.at + fault.seconds for fault in self.faults), default=0.0)
         scheduler.run(lambda: self._left == 0 and scheduler.now >= last, 10_000, check=self._check)
         scheduler.note("calm")
+        self.is_calm = True
         self.brokers.faults.calm()
         self.include_all()
         for replica in list(self.network.members.values())[1:]:
@@ -550,7 +607,7 @@ class World:
         assert life.daemon is not None
         life.daemon.stop()
         assert self.scheduler.run(lambda: life.is_over, 60, check=self._check), "the daemon doesn't stop"
-        if not self.judge.has_images:
+        if life.settings["state"].get("images", "full") != "full":
             return
         with closing(StateStore(self.directory / f"state{life.state_number}" / "images")) as store:
             numbers = numbers_in(store.records)
@@ -602,12 +659,18 @@ class World:
             structlog.configure(**before)
 
 
-class Disk:
+class Environment:
     """An LMDB environment on a disk that may be full."""
 
-    def __init__(self, world: World, environment: Any) -> None:
+    def __init__(self, world: World, environment: Any, file: Path) -> None:
         self._world = world
         self._environment = environment
+        self._file = file
+
+    def sync(self, *arguments: Any) -> None:
+        """Have all of it on the disk."""
+        self._environment.sync(*arguments)
+        self._world.disks.synced(self._file)
 
     def begin(self, *arguments: Any, write: bool = False, **more: Any) -> Any:
         """Begin a transaction."""
