@@ -4,7 +4,8 @@
 
 A reader of committed records gets no further than the first record of an open transaction. A transaction counts as ended when the
 coordinator has decided, although markers are still missing; its producer can't write again before they are there. A marker may be
-left out for good (KAFKA-20734): then only the same producer's next marker in that partition ends what hangs.
+left out for good (KAFKA-20734): then only the same producer's next marker in that partition ends what hangs. If that producer is
+fenced, or too slow, while it writes that marker, what was committed is lost to readers, as docs/guarantees.md says.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
+from cdc.kafka.hanging import FILLER_KEY
 from tests.simulation.scheduler import Process, Scheduler, Waiters
 
 MARKER: Final = "marker"
@@ -27,13 +29,15 @@ NEW_REFUSAL: Final = 0.3
 
 @dataclass(slots=True)
 class Entry:
-    """One offset of a partition. `state`: plain, open, committed, aborted or marker."""
+    """One offset of a partition. `state`: plain, open, committed, aborted, lost or marker."""
 
     key: bytes | None
     value: bytes | None
     ts_ms: int
     producer: str | None = None
     state: str = "plain"
+    is_decided: bool = False
+    """Whether it is committed, and its marker was left out."""
 
 
 @dataclass(slots=True)
@@ -65,20 +69,24 @@ class Partition:
             self.open_from.setdefault(entry.producer, len(self.entries))
         self.entries.append(entry)
 
-    def mark(self, producer: str, *, commit: bool) -> None:
-        """Append the marker of a transaction."""
+    def mark(self, producer: str, *, commit: bool, loses: bool = False) -> None:
+        """Append the marker of a transaction. `loses`: what hangs there goes with it, as nobody could help."""
         self.left_out_count = 0
         start = self.open_from.pop(producer, None)
         if start is not None:
             for entry in self.entries[start:]:
                 if entry.producer == producer and entry.state == "open":
-                    entry.state = "committed" if commit else "aborted"
+                    entry.state = "committed" if commit else "lost" if loses and entry.is_decided else "aborted"
         self.entries.append(Entry(None, None, 0, producer, MARKER))
 
-    def committed(self, since: int = 0) -> Iterator[tuple[int, Entry]]:
-        """Offsets and records that a reader of committed ones gets."""
+    def hanging(self, producer: str) -> list[Entry]:
+        """The records of a transaction that hangs, and those behind it."""
+        return [entry for entry in self.entries[self.open_from.get(producer, self.end) :] if entry.producer == producer]
+
+    def committed(self, since: int = 0, *, with_lost: bool = False) -> Iterator[tuple[int, Entry]]:
+        """Offsets and records that a reader of committed ones gets, or should have got."""
         for offset in range(max(since, self.begin), self.stable):
-            if self.entries[offset].state in ("plain", "committed"):
+            if self.entries[offset].state in ("plain", "committed", *(["lost"] if with_lost else [])):
                 yield offset, self.entries[offset]
 
 
@@ -202,8 +210,16 @@ class Brokers:
         known = self.transactions.setdefault(name, Transactions())
         known.epoch += 1
         if known.partitions:
-            self.end(name, commit=False)
+            self.end(name, commit=False, loses=self._is_only_ending(name))
         return known.epoch
+
+    def _is_only_ending(self, name: str) -> bool:
+        """Whether a producer's open transaction is there only to end what hangs, and its checkpoint doesn't."""
+        places = self.transactions[name].partitions
+        behind = [[one for one in self.topics[topic][number].hanging(name) if not one.is_decided] for topic, number in places]
+        return all(entry.key == FILLER_KEY for entries in behind for entry in entries) and all(
+            not topic.endswith(".checkpoint") for topic, _ in places
+        )
 
     def is_busy(self, name: str) -> bool:
         """Whether markers of the last transaction are missing."""
@@ -224,10 +240,10 @@ class Brokers:
         if known.partitions and (known.turn, known.epoch) == (turn, epoch):
             self.scheduler.note(f"the coordinator aborts the transaction of {name}")
             known.epoch += 1
-            self.end(name, commit=False)
+            self.end(name, commit=False, loses=self._is_only_ending(name))
 
-    def end(self, name: str, *, commit: bool) -> None:
-        """Decide, and have the markers written."""
+    def end(self, name: str, *, commit: bool, loses: bool = False) -> None:
+        """Decide, and have the markers written; for `loses` see Partition.mark."""
         known, rng = self.transactions[name], self.scheduler.random
         known.turn += 1
         if commit:
@@ -237,18 +253,20 @@ class Brokers:
             partition = self.topics[topic][number]
             if rng.random() < self.faults.hanging and partition.left_out_count < LEFT_OUT_MAX:
                 partition.left_out_count += 1
+                for entry in partition.hanging(name) if commit else ():
+                    entry.is_decided = True
                 self.scheduler.note(f"no marker in {topic}-{number}")
                 continue
             known.missing += 1
             slow = rng.random() < self.faults.slow_marker
             delay = 0.0002 + rng.random() * (2.5 if slow else 0.002)
-            self.scheduler.after(delay, lambda place=(topic, number): self._mark(name, place, commit=commit))  # type: ignore[misc]
+            self.scheduler.after(delay, lambda place=(topic, number): self._mark(name, place, commit=commit, loses=loses))  # type: ignore[misc]
         self.changed.wake()
 
-    def _mark(self, name: str, place: tuple[str, int], *, commit: bool) -> None:
+    def _mark(self, name: str, place: tuple[str, int], *, commit: bool, loses: bool) -> None:
         topic, number = place
         if topic in self.topics:
-            self.topics[topic][number].mark(name, commit=commit)
+            self.topics[topic][number].mark(name, commit=commit, loses=loses)
             self.version += 1
         known = self.transactions[name]
         known.missing -= 1

@@ -422,7 +422,7 @@ class Consumer(_Client):
             while at < end:
                 entry = partition.entries[at]
                 at += 1
-                if entry.state == "marker" or (self._is_committed and entry.state == "aborted"):
+                if entry.state == "marker" or (self._is_committed and entry.state in ("aborted", "lost")):
                     continue
                 self._places[topic, number] = at
                 return _Message(topic, number, at - 1, entry, None)
