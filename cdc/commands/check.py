@@ -63,7 +63,7 @@ class Examination:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the daemon runs, and doesn't answer."""
+        """Whether the daemon runs, and is frozen or stuck."""
         return any(finding.is_silence for finding in self.findings)
 
 
@@ -75,7 +75,7 @@ def check(config: Config, say: Say) -> bool:
     found = examine(config, lambda line: say(str(line)))
     count = len(found.failures)
     if found.is_silent:
-        say(f"the daemon runs, and doesn't answer: {count} failure{'s' if count > 1 else ''}")
+        say(f"the daemon runs, and stands still: {count} failure{'s' if count > 1 else ''}")
     elif count:
         outcome = "stop" if Remedy.OPERATOR in found.failures else "wait until that is over"
         say(f"run would {outcome}: {count} failure{'s' if count > 1 else ''}")

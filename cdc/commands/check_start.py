@@ -74,7 +74,7 @@ class Finding:
     loses_rows: bool = False
     """Whether rows were lost, or will be, for consumers or for the daemon."""
     is_silence: bool = False
-    """Whether the failure is that of a daemon that runs, and doesn't answer."""
+    """Whether the failure is that of a daemon that runs, and is frozen or stuck."""
 
     def __str__(self) -> str:
         mark = "" if self.is_well else "FAILED: " if self.is_failure else "warning: "

@@ -63,7 +63,7 @@ def readable(name: str, advice: Iterable[Advice], *, is_running: bool, is_silent
     """Yield the lines for people."""
     advice = list(advice)
     urgent = sum(each.harm <= Harm.WAIT for each in advice)
-    state = "doesn't answer" if is_silent else "runs" if is_running else "doesn't run, or doesn't answer at http.listen"
+    state = "stands still" if is_silent else "runs" if is_running else "doesn't run, or doesn't answer at http.listen"
     yield f"{name}: the daemon {state}; {urgent or 'nothing'} to change now, {len(advice) - urgent} to know"
     harm = None
     for number, each in enumerate(advice, 1):

@@ -34,7 +34,7 @@ def of_running(config: Config, stored: Checkpoint) -> Silence | None:
     if config.http.address is None:
         return _silence(config, process, seconds) if seconds > SIGN_SECONDS_MAX else None
     try:
-        ask(config.name, config.http.address, "/status", access=access_of(config))
+        shown = ask(config.name, config.http.address, "/status", access=access_of(config))
     except SilentError as error:
         # A fleet's process knows more of it.
         return (
@@ -44,7 +44,9 @@ def of_running(config: Config, stored: Checkpoint) -> Silence | None:
         )
     except CdcError:
         return None  # it answers, or another one has the address, which is reported elsewhere
-    return None
+    if not shown.get("is_stuck"):
+        return None
+    return Silence(f"the daemon {config.name!r} runs, and stands still: {shown['error']}", _END.format(process=process))
 
 
 @contextlib.contextmanager
@@ -55,7 +57,8 @@ def explained(config: Config) -> Iterator[None]:
     except SilentError as error:
         process = holding_process(admission.store_path(config))
         if process is not None and not _names(error, process):
-            error.message, error.hint = _silence(config, process, STATUS_SECONDS)
+            found = _silence(config, process, STATUS_SECONDS)
+            error.message, error.hint = found.sentence, found.remedy
         raise
 
 

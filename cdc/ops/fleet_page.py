@@ -56,6 +56,11 @@ class ShardView(NamedTuple):
     silence: Silence | None = None
 
     @property
+    def is_frozen(self) -> bool:
+        """Whether its daemon would answer nothing."""
+        return self.silence is not None and self.silence.is_complete
+
+    @property
     def problem(self) -> str:
         """Why its daemon doesn't answer, as far as that is known."""
         return self.silence.sentence if self.silence is not None else self.error or "it does not answer yet"
@@ -132,11 +137,12 @@ class FleetHandler(PageHandler):
         answers = _ask_all(views, path, self._token())
         lines = []
         for shard, view in views.items():
-            answer = answers.get(shard)
+            answer = answers.get(shard) if view.silence is None else None
             problem = f": {view.problem}" if self.tells_errors else ""
             text = answer.body.decode().strip() if answer is not None else f"{view.phase}{problem}"
             lines.append(f"{shard}: {text}\n")
-        are_well = all(shard in answers and answers[shard].code == HTTPStatus.OK for shard in views)
+        well = {shard for shard, answer in answers.items() if answer.code == HTTPStatus.OK and views[shard].silence is None}
+        are_well = well == views.keys()
         return are_well, "".join(lines).encode()
 
     def _token(self) -> Mapping[str, str]:
@@ -154,8 +160,8 @@ class FleetHandler(PageHandler):
             problem = "no daemon of that shard runs now" if view is not None else f"there is no shard {shard[:100]!r}"
             self.answer_json(503 if view is not None else 404, {"error": problem})
             return
-        if view.silence is not None:
-            self._answer_silence(view.silence)
+        if view.is_frozen:
+            self._answer_silence(view)
             return
         try:
             body = self.body()
@@ -174,9 +180,10 @@ class FleetHandler(PageHandler):
         # A page of a daemon needs its rules for the browser here, too.
         self.answer(*found, HEADERS)
 
-    def _answer_silence(self, silence: Silence) -> None:
+    def _answer_silence(self, view: ShardView) -> None:
         """Answer for a daemon that would not. Only who may view is told more than that."""
-        told = {"error": silence.sentence, "remedy": silence.remedy} if self.tells_errors else {}
+        silence = view.silence
+        told = {"error": silence.sentence, "remedy": silence.remedy} if self.tells_errors and silence is not None else {}
         self.answer_json(503, {"error": "the daemon of that shard doesn't answer", **told})
 
 
@@ -246,7 +253,7 @@ def merged(pages: Mapping[str, str], views: Mapping[str, ShardView]) -> Iterator
 
 def _ask_all(views: Mapping[str, ShardView], path: str, token: Mapping[str, str] | None = None) -> dict[str, _Answer]:
     """Return the answers of those daemons that answer, all asked at once."""
-    ports = {shard: view.port for shard, view in views.items() if view.port is not None and view.silence is None}
+    ports = {shard: view.port for shard, view in views.items() if view.port is not None and not view.is_frozen}
     if not ports:
         return {}
     with ThreadPoolExecutor(max_workers=min(32, len(ports))) as pool:

@@ -13,10 +13,11 @@ _PROCESSES: Final = Path("/proc")
 
 
 class Silence(NamedTuple):
-    """A sentence about a silent daemon, and what to do."""
+    """A sentence about a silent daemon, what to do, and whether it answers nothing at all: one that is stuck tells so."""
 
     sentence: str
     remedy: str
+    is_complete: bool = True
 
     def to_json(self) -> dict[str, str]:
         """Return it as JSON."""
@@ -39,7 +40,7 @@ def silence_of(process_id: int, seconds: float, lifelessness: str | None, what_f
     """
     who = f"its process {process_id} has answered nothing for {seconds:.0f} s"
     if lifelessness is not None:
-        return Silence(f"its process {process_id} can't go on: {lifelessness}", what_follows)
+        return Silence(f"its process {process_id} can't go on: {lifelessness}", what_follows, is_complete=False)
     state = process_state(process_id)
     if state in _STOPPED:
         go_on = f"`kill -CONT {process_id}` lets it go on, if nobody is debugging it"

@@ -119,8 +119,11 @@ class Status:
 
         A daemon that waits for Kafka, a server, a quorum or the registry lives: a restart wouldn't help.
         """
-        if self.state == "failed":
-            return self.shown_error or "failed"
+        return self.shown_error or "failed" if self.state == "failed" else self.stuck
+
+    @property
+    def stuck(self) -> str | None:
+        """What is wrong if the daemon's thread has been busy with one step for very long; None if it hasn't."""
         seconds = time.monotonic() - self.turned_at
         if self.turned_at and self.state in ("streaming", "snapshot", "standby") and seconds > LIFELESS_SECONDS:
             return f"the daemon's thread has been busy with one step for {seconds:.0f} s; SIGUSR2 prints where"
@@ -170,16 +173,21 @@ class Status:
 
     @property
     def shown_error(self) -> str | None:
-        """`error` as shown to operators: if it is None, a stall, an aborted Kafka transaction, an overdue quorum, a bucket that
-        has been waiting for long, signals that can't be read, topics that were deleted, or names of replica sets that no shard
-        has."""
-        overdue = self.overdue_quorum.sentence(time.time_ns() // 1000) if self.overdue_quorum is not None else None
-        waits = f"rows wait for the registry: {self.registry_wait.sentence}" if self.registry_wait is not None else None
-        bucket = self.buckets.sentence(time.time_ns() // 1000) if self.buckets is not None and self.buckets.is_overdue else None
-        signals = self.requests.signals.sentence if self.requests is not None else None
-        lost = sentence_of(self.kafka.losses)
-        strangers = self.buckets.strangers_sentence if self.buckets is not None else None
-        return self.error or self.stall or waits or self.kafka.failure or overdue or bucket or signals or lost or strangers
+        """`error` as shown to operators: if it is None, the first other thing that is wrong, the most urgent first."""
+        now_us, buckets = time.time_ns() // 1000, self.buckets
+        found = (
+            self.error,
+            self.stuck,
+            self.stall,
+            f"rows wait for the registry: {self.registry_wait.sentence}" if self.registry_wait is not None else None,
+            self.kafka.failure,
+            self.overdue_quorum.sentence(now_us) if self.overdue_quorum is not None else None,
+            buckets.sentence(now_us) if buckets is not None and buckets.is_overdue else None,
+            self.requests.signals.sentence if self.requests is not None else None,
+            sentence_of(self.kafka.losses),
+            buckets.strangers_sentence if buckets is not None else None,
+        )
+        return next(filter(None, found), None)
 
     def shards_waited_for(self) -> set[str]:
         """Return the shards for which rows of buckets wait."""
@@ -234,6 +242,7 @@ class Status:
             "state": self.shown_state,
             "standby": {"is_ready": self.is_standby_ready} if self.state == "standby" else None,
             "error": self.shown_error,
+            "is_stuck": self.stuck is not None,
             "process_id": os.getpid(),
             "uptime_seconds": round(now - self.started_at, 1),
             "row_path": self.row_path,

@@ -34,6 +34,10 @@ _REMEDIES: Final[dict[Place, str]] = {
     "daemon": "Look into the log.",
 }
 """What to do about errors that don't say it."""
+_STUCK_REMEDY: Final = (
+    "Keep what SIGUSR2 has it write into the log. If it stays so, end it with `kill -9` and start it again; a fleet's process, "
+    "systemd (WatchdogSec) and Kubernetes (liveness) do so by themselves."
+)
 _CLIENT_DETAILS: Final = re.compile(r" \(after \d+ms in state \w+(, \d+ identical error\(s\) suppressed)?\)")
 """What Kafka's client adds to a failure, which says nothing about its cause."""
 _BUCKET_REMEDY: Final = "Look at that shard's daemon on the fleet's page, and start it or end its trouble. Other buckets go on."
@@ -93,7 +97,7 @@ class Trouble:
 
 def current(status: Status) -> list[Trouble]:
     """Return what is wrong now, by how much it holds up."""
-    found = [*_of_error(status), *_of_kafka(status), *_of_registry(status), *_of_quorum(status)]
+    found = [*_of_error(status), *_of_stuck(status), *_of_kafka(status), *_of_registry(status), *_of_quorum(status)]
     told = " ".join(trouble.sentence for trouble in found)
     for upstream in status.upstreams:
         # A member that is the reason for a wait has been named already.
@@ -120,6 +124,12 @@ def _of_error(status: Status) -> Iterator[Trouble]:
     remedy = status.error_remedy
     sentence = error.removesuffix(remedy).rstrip()
     yield Trouble(f"error {place}", place, True, sentence, remedy or _REMEDIES[place], bool(status.error_detail))
+
+
+def _of_stuck(status: Status) -> Iterator[Trouble]:
+    stuck = status.stuck
+    if stuck is not None:
+        yield Trouble("stuck", "daemon", True, stuck, _STUCK_REMEDY)
 
 
 def _of_kafka(status: Status) -> Iterator[Trouble]:

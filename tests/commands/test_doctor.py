@@ -239,7 +239,7 @@ def test_a_running_daemon_that_is_frozen(monkeypatch: pytest.MonkeyPatch, tmp_pa
     for findings in ([finding], []):
         is_well, lines = advised(monkeypatch, config(tmp_path), findings, None, refusal=refusal)
         assert not is_well
-        assert lines[0] == "shop: the daemon doesn't answer; 1 to change now, 0 to know"
+        assert lines[0] == "shop: the daemon stands still; 1 to change now, 0 to know"
         assert "its process 7" in lines[3]
         assert "`kill -9 7`" in "".join(lines[3:])
 

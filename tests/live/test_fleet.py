@@ -286,6 +286,33 @@ def test_the_fleets_process_is_killed(tmp_path: Path, kafka: KafkaServer, master
         fleet.close()
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_a_daemon_that_is_frozen(tmp_path: Path, kafka: KafkaServer, masters: dict[str, TarantoolServer]) -> None:
+    """Every command names its process and what to do; then the fleet kills it, and all changes come."""
+    fleet = Fleet(tmp_path, kafka, masters, "shared")
+    fleet.file.write_text(fleet.file.read_text().replace("[fleet]\n", "[fleet]\nwatchdog_ms = 45000\n"))
+    try:
+        fleet.start()
+        wait_for("both stream", fleet.caught_up)
+        process = fleet.statuses()["s1"]["process_id"]
+        os.kill(process, signal.SIGSTOP)
+        wait_for("it is told", lambda: fleet.statuses()["s1"]["silence"] is not None)
+        for command in (["status"], ["status", "--shard", "s1"], ["check", "--shard", "s1"], ["doctor", "--shard", "s1"]):
+            ended = run_command(*command, "--config", str(fleet.file), timeout_seconds=120)
+            said = ended.stdout + ended.stderr
+            assert f"its process {process} has answered nothing for" in said, said
+            assert f"kill -CONT {process}" in said
+            assert ended.returncode == (0 if command == ["status"] else 1), said
+        masters["s1"].eval(CHANGES, 1, 7, 5)
+        wait_for("it is started again", lambda: fleet.statuses()["s1"]["restarts"] == 1, 90)
+        wait_for("both stream", fleet.caught_up)
+        assert "killed by the fleet's watchdog" in fleet.statuses()["s1"]["error"]
+        fleet.check()
+    finally:
+        fleet.close()
+
+
 def _check_marks(fleet: Fleet, count: int) -> None:
     """In per-shard topics the moved rows are marked where they were and where they are, and nothing else is."""
     marks = Counter(

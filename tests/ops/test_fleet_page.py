@@ -14,6 +14,7 @@ from cdc.ops.http import StatusServer
 from cdc.ops.page_files import page_files
 from cdc.ops.rights import Rights, Visitor, digest
 from cdc.ops.setup import Setup
+from cdc.ops.silence import Silence
 from cdc.ops.status import Status
 from cdc.ops.view import View
 
@@ -134,3 +135,22 @@ def test_a_path_that_no_request_can_have(fleet: tuple[str, int]) -> None:
     with socket.create_connection(fleet, 10) as client:
         client.sendall(b"GET /shards/s1/\xe9 HTTP/1.0\r\n\r\n")
         assert client.recv(100).startswith(b"HTTP/1.0 503 ")
+
+
+def test_a_daemon_that_says_itself_that_it_cannot_go_on() -> None:
+    """It isn't ready, but what it shows is of use."""
+    daemon = StatusServer(("127.0.0.1", 0), View(Status("shop.s1", state="streaming")))
+    stuck = Silence("its process 7 can't go on: its thread is stuck", "Wait.", is_complete=False)
+    server = fleet_server(
+        ("127.0.0.1", 0), "shop", "shared", lambda: {"s1": ShardView("running", 7, daemon.port, 0, None, stuck)}
+    )
+    try:
+        address = ("127.0.0.1", server.port)
+        code, _, lines = get(address, "/ready", None)
+        assert (code, lines) == (503, b"s1: running: its process 7 can't go on: its thread is stuck\n")
+        shard = json.loads(get(address, "/status", None)[2])["shards"]["s1"]
+        assert (shard["silence"]["remedy"], shard["status"]["state"]) == ("Wait.", "streaming")
+        assert get(address, "/shards/s1/status", None)[0] == 200
+    finally:
+        server.stop()
+        daemon.close()

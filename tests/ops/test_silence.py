@@ -41,7 +41,7 @@ def test_what_the_system_says(tmp_path: Path, stat: str | None, state: str | Non
 
 def test_what_it_says_itself() -> None:
     assert silence_of(os.getpid(), 9, "its thread is busy", "Wait.") == Silence(
-        f"its process {os.getpid()} can't go on: its thread is busy", "Wait."
+        f"its process {os.getpid()} can't go on: its thread is busy", "Wait.", is_complete=False
     )
 
 

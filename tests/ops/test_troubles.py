@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from cdc.ops.status import Status
+from cdc.ops.status import LIFELESS_SECONDS, Status
 from cdc.ops.troubles import Trouble, TroubleLog, current
 from cdc.ops.way import way
 from cdc.positions.vclock import VClock
@@ -200,3 +200,14 @@ def test_how_long_each_has_lasted(status: Status) -> None:
         log.look(status, float(at))
     assert len(log.past()) == 20
     assert log.past()[0]["since"] == 257.0
+
+
+def test_a_thread_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever else it shows is from before."""
+    status = Status("shop", state="streaming", turned_at=1.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 1.0 + LIFELESS_SECONDS)
+    assert (status.stuck, current(status)) == (None, [])
+    monkeypatch.setattr(time, "monotonic", lambda: 2.0 + LIFELESS_SECONDS)
+    (trouble,) = current(status)
+    assert (trouble.kind, trouble.is_holding_up, status.shown_error) == ("stuck", True, trouble.sentence)
+    assert status.to_json()["is_stuck"]
