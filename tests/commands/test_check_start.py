@@ -220,6 +220,7 @@ def test_a_store_that_verify_has_is_no_daemon_at_work(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("listens", [True, False])
 def test_a_daemon_that_is_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, listens: bool) -> None:
     """It holds its locks, and the system takes connections for it; the time of its last sign of life tells it without these."""
+    monkeypatch.setattr(ReadersView, "newest_numbers", lambda _: Numbers(0))
     monkeypatch.setattr(asking, "STATUS_SECONDS", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"

@@ -126,8 +126,8 @@ def test_a_topic_that_somebody_else_makes_again(published: Cluster, mode: Mode) 
     another_makes_it_again(published, "shop.things")
     with structlog.testing.capture_logs() as logs:
         wait_for("the loss", lambda: bool(lost(publisher)))
-    assert [entry["event"].partition(" (")[0] for entry in logs] == ["the topic shop.things was deleted"]
-    assert publisher.stop(20)
+        assert publisher.stop(20)
+    assert [entry["event"].partition(" (")[0] for entry in logs] == ["the topic shop.things was deleted"], logs
     seen = publisher.topics_seen
     found = batch(2, ("shop.things", b"2", row(2)))
     found.covered = [Covered("shop.things", None, 0)]

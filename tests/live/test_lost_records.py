@@ -171,7 +171,7 @@ def test_a_topic_that_somebody_has_deleted_and_created_again(scene: Scene) -> No
     assert said in command(scene.daemon, "check").stdout
     caught_up(scene.daemon)
     assert f"the topic {topic} was deleted (noticed at" in scene.daemon.run.log_text()
-    assert "snapshot --config FILE things` sends its rows again" in scene.daemon.run.log_text()
+    assert "snapshot --config FILE things` publishes the rows again" in scene.daemon.run.log_text()
     caught_up(scene.daemon)
     assert "was deleted" not in scene.daemon.run.log_text(), "its beginning is told of once"
     told = command(scene.daemon, "check").stdout
