@@ -12,7 +12,7 @@ from cdc.daemon import admission
 from cdc.daemon.http_settings import access_of
 from cdc.errors import CdcError
 from cdc.ops.asking import STATUS_SECONDS, SilentError, ask
-from cdc.ops.silence import Silence, silence_of
+from cdc.ops.silence import Silence, fleet_process_of, silence_of
 from cdc.store.files import holding_process
 from cdc.stream.commits.checkpoint import Checkpoint
 
@@ -67,5 +67,10 @@ def _names(error: SilentError, process: int) -> bool:
 
 
 def _silence(config: Config, process: int, seconds: float) -> Silence:
+    fleet = fleet_process_of(process)
+    if fleet is not None:
+        # It has http.listen, and answers for its daemons.
+        found = silence_of(fleet, seconds, None, _END.format(process=fleet))
+        return Silence(f"the fleet's process, which answers for {config.name!r}, doesn't: {found.sentence}", found.remedy)
     found = silence_of(process, seconds, None, _END.format(process=process))
     return Silence(f"the daemon {config.name!r} runs, and doesn't answer: {found.sentence}", found.remedy)

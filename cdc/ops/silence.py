@@ -52,8 +52,22 @@ def silence_of(process_id: int, seconds: float, lifelessness: str | None, what_f
 
 def process_state(process_id: int, processes: Path = _PROCESSES) -> str | None:
     """Return the letter by which the system says what a process of this machine does, as `ps` does; None if it doesn't say."""
+    return next(iter(_stat(process_id, processes)), None)
+
+
+def fleet_process_of(process_id: int, processes: Path = _PROCESSES) -> int | None:
+    """Return the fleet's process that has started a daemon's, both of this machine; None if the daemon runs alone."""
     try:
-        # The name of the program, in parentheses, may contain anything.
-        return (processes / str(process_id) / "stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
+        arguments = (processes / str(process_id) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
         return None
+    found = _stat(process_id, processes)
+    return int(found[1]) if b"--supervised" in arguments and len(found) > 1 else None
+
+
+def _stat(process_id: int, processes: Path) -> list[str]:
+    """Return what the system says of a process behind the name of its program, which may contain anything: state, parent, …"""
+    try:
+        return (processes / str(process_id) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return []

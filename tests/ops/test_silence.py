@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.ops.silence import Silence, process_state, silence_in, silence_of
+from cdc.ops.silence import Silence, fleet_process_of, process_state, silence_in, silence_of
 
 
 def test_a_process_that_a_signal_has_stopped() -> None:
@@ -37,6 +37,16 @@ def test_what_the_system_says(tmp_path: Path, stat: str | None, state: str | Non
         (tmp_path / "7").mkdir()
         (tmp_path / "7" / "stat").write_text(stat)
     assert process_state(7, tmp_path) == state
+
+
+def test_a_daemon_of_a_fleets_process(tmp_path: Path) -> None:
+    """That one has the address, and may be the one that is frozen."""
+    (tmp_path / "7").mkdir()
+    (tmp_path / "7" / "stat").write_text("7 (a) b) S 42 7 7")
+    assert fleet_process_of(7, tmp_path) is None
+    for arguments, fleet in ((b"python\0run\0--shard\0s1\0", None), (b"python\0run\0--shard\0s1\0--supervised\0005\0", 42)):
+        (tmp_path / "7" / "cmdline").write_bytes(arguments)
+        assert fleet_process_of(7, tmp_path) == fleet
 
 
 def test_what_it_says_itself() -> None:
