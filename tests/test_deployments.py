@@ -187,6 +187,8 @@ def test_the_unit_and_its_steps_name_what_there_is(tmp_path: Path) -> None:
     options = _parser().parse_args(arguments)
     assert (Path(program).name, options.command.__name__) == ("tarantool-cdc", "_run")
     assert (settings("Type"), settings("NotifyAccess")) == (["notify"], ["main"]), "it tells that it is well"
+    assert settings("WatchdogSignal") == ["SIGUSR2"], "it prints the stacks, and SIGKILL follows"
+    assert 0 < int(settings("TimeoutAbortSec")[0]) < int(settings("TimeoutStopSec")[0])
     assert TELL_SECONDS * 10 < int(settings("WatchdogSec")[0]) <= LIFELESS_SECONDS
     file = options.config.name
     steps = (
