@@ -170,3 +170,22 @@ def test_a_server_of_another_replica_set(checked: Checked) -> None:
     lines, remedies = checked(serving(other), serving(ours))
     assert remedies == [Remedy.OPERATOR]
     assert f"source.uris leads to 2 replica sets: {OTHER} at m0; {REPLICASET} at m1" in lines[-1]
+
+
+def test_the_name_of_the_replica_set(tmp_path: Path) -> None:
+    """By which vshard may call it."""
+    named = member()
+    named.insert(SCHEMA, "replicaset_name", "storage-1")
+    for master, name in ((named, "storage-1"), (member(), None)):
+        listener = Listener(serving(master))
+        values = {
+            "name": "shop",
+            "source": {"uris": [f"cdc:secret@127.0.0.1:{listener.port}"]},
+            "kafka": {"bootstrap_servers": "k:1", "topic_prefix": "shop"},
+            "state": {"path": str(tmp_path), "images": "none"},
+        }
+        config = parse(values, "the test")
+        found = examine_member(config, config.source.members()[0], Checkpoint(), None, lambda _: None, is_first=True)
+        listener.close()
+        assert found.contents is not None
+        assert found.contents.replicaset_name == name

@@ -23,6 +23,7 @@ from cdc.commands.check_start import (
     of_lost_forms,
     of_missing_topics,
     of_patterns,
+    of_replicaset_name,
     of_settings,
     of_signal_topic,
     of_state_path,
@@ -44,6 +45,7 @@ from cdc.store.numbers_file import NumbersFile
 from cdc.store.store import StateStore
 from cdc.stream.commits.checkpoint import Checkpoint, Sign, fold, owner_record, sign_record
 from cdc.stream.commits.losses import LostTopic
+from tests import test_fleet_config
 from tests.fakes.kafka import Cluster, clients
 from tests.fakes.shop import Shop
 
@@ -236,6 +238,16 @@ def test_a_daemon_that_is_frozen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             assert found.sentence.startswith(text) == is_silent
             assert (f"`kill -9 {os.getpid()}` ends it" in found.sentence) == is_silent
         directory_lock.close()
+
+
+def test_the_replica_set_has_another_name(tmp_path: Path) -> None:
+    """Only vshard's names in shared topics matter; a server before 3.0 has none."""
+    shared, apart = (test_fleet_config.fleet(tmp_path, f'topics = "{topics}"').shard("s1") for topics in ("shared", "per_shard"))
+    (found,) = of_replicaset_name(shared, "storage-1")
+    assert (found.key, found.is_failure) == ("fleet.shards.s1.replicaset_name", False)
+    assert 'Set replicaset_name = "storage-1"' in found.sentence
+    for config_, name in ((shared, "s1"), (shared, None), (apart, "storage-1"), (config(), "storage-1")):
+        assert not list(of_replicaset_name(config_, name))
 
 
 def test_topics_of_signals_and_notifications() -> None:
