@@ -167,5 +167,7 @@ def test_a_listener_for_each_shard_that_runs_alone(tmp_path: Path) -> None:
 
 def test_the_watchdog(tmp_path: Path) -> None:
     assert fleet(tmp_path).watchdog_seconds == 60
-    assert fleet(tmp_path, "watchdog_ms = 1500").watchdog_seconds == 1.5
+    assert fleet(tmp_path, "watchdog_ms = 10500").watchdog_seconds == 10.5
+    for wrong in ("9999", "-1"):
+        assert "fleet.watchdog_ms: must be 10000 at least, or 0 for never" in refusal(tmp_path, f"watchdog_ms = {wrong}")
     assert fleet(tmp_path, "watchdog_ms = 0").watchdog_seconds is None

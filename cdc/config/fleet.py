@@ -37,6 +37,7 @@ from cdc.errors import ConfigurationError
 
 KEY: Final = "fleet"
 _NAME_MAX: Final = 100
+_WATCHDOG_MS_MIN: Final = 10_000
 
 
 def _shard_name(text: str) -> str:
@@ -51,6 +52,12 @@ def _listen(text: str) -> str:
 
 
 Listen = Annotated[str, AfterValidator(_listen)]
+
+
+def _watchdog(milliseconds: int) -> int:
+    if milliseconds and milliseconds < _WATCHDOG_MS_MIN:
+        raise ValueError(f"must be {_WATCHDOG_MS_MIN} at least, or 0 for never: a daemon's start may take some seconds")
+    return milliseconds
 
 
 class ShardSection(Section):
@@ -72,9 +79,10 @@ class FleetSection(Section):
     topics: Literal["shared", "per_shard"] = "shared"
     """`shared`: the rows of a space go to one topic, `<prefix>.<space>`, whichever shard they are from. `per_shard`: each shard
     has topics of its own, `<prefix>.<shard>.<space>`."""
-    watchdog_ms: int = Field(60_000, ge=0)
-    """Time after which the fleet's process kills a shard's daemon that answers nothing (frozen, or stuck), and starts it again.
-    0: never. A daemon that waits for Kafka or a server, or reads a long snapshot, answers."""
+    watchdog_ms: Annotated[int, AfterValidator(_watchdog)] = 60_000
+    """Time after which the fleet's process kills a shard's daemon that answers nothing (frozen, or stuck), and starts it again:
+    10000 at least, as a start may take some seconds, or 0 for never. A daemon that waits for Kafka or a server, or reads a long
+    snapshot, answers."""
     shards: dict[Annotated[str, AfterValidator(_shard_name)], ShardSection] = Field(min_length=1)
     """The replica sets by name: letters, digits, `_` and `-`, 63 at most. A shard's name is a part of names of topics, and of its
     daemon's: a renamed shard is a new one."""

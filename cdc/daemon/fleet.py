@@ -114,7 +114,7 @@ class FleetDaemon:
         """Tell of daemons that are silent, or end them."""
         for name, what in self._processes.look(now):
             child, view = self._children.get(name), self.views()[name]
-            if child is None or view.silence is None:
+            if child is None or view.silence is None:  # it has gone on this moment
                 continue
             if what is Measure.TELL:
                 self._log.warning("the daemon of a shard doesn't answer", shard=name, reason=view.silence.sentence)

@@ -11,6 +11,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -81,10 +82,17 @@ def port() -> Iterator[int]:
 class Run:
     """A fleet of the shards s1 and s2, with a program for each."""
 
-    def __init__(self, folder: Path, port: int, options: Sequence[str] = (), watchdog_ms: int = 60_000, **programs: str) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        port: int,
+        options: Sequence[str] = (),
+        watchdog_seconds: float | None = 60.0,
+        **programs: str,
+    ) -> None:
         self.folder = folder
         more = f'{test_fleet_config.MORE}\n[http]\nlisten = "127.0.0.1:0"'
-        self.fleet: Fleet = test_fleet_config.fleet(folder, f"watchdog_ms = {watchdog_ms}", more=more)
+        self.fleet: Fleet = replace(test_fleet_config.fleet(folder, more=more), watchdog_seconds=watchdog_seconds)
 
         def command(name: str, descriptor: int) -> Sequence[str]:
             return [sys.executable, "-c", BEGIN + programs[name], name, str(descriptor), str(port)]
@@ -170,7 +178,7 @@ def test_one_that_is_frozen_is_killed_and_started_again(tmp_path: Path, port: in
     """The other isn't touched; and the service manager, if there is one, hears the fleet's process alone."""
     monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "nobody"))
     same = f"assert 'NOTIFY_SOCKET' not in os.environ\n{LIVES}"
-    run = Run(tmp_path, port, watchdog_ms=1500, s1=same, s2=same).start()
+    run = Run(tmp_path, port, watchdog_seconds=1.5, s1=same, s2=same).start()
     run.wait_for("s2", 1)
     frozen(run, "s1")
     run.wait_for("s1", 2)
@@ -184,7 +192,7 @@ def test_one_that_is_frozen_is_killed_and_started_again(tmp_path: Path, port: in
 
 @pytest.mark.usefixtures("_impatient")
 def test_all_that_shows_one_that_is_frozen(tmp_path: Path, port: int) -> None:
-    run = Run(tmp_path, port, watchdog_ms=0, s1=LIVES, s2=LIVES).start()
+    run = Run(tmp_path, port, watchdog_seconds=None, s1=LIVES, s2=LIVES).start()
     run.wait_for("s2", 1)
     process = frozen(run, "s1")
     deadline = time.monotonic() + 60
