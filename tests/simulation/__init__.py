@@ -31,18 +31,22 @@ What it walks that other tests without servers don't (branches; 100 steered seed
 `python -m tests.simulation` prints how often each edge of the state diagrams was walked, and which never were.
 
 What happens in it, besides: two machines with a standby on one of them (a fifth of the seeds), a machine that is cut off from
-Kafka, images of either kind, spaces that are left out for a while, another delivery from some start on, `verify`, `position set`.
+Kafka, images of either kind, images that are switched on and off, spaces that are left out for a while, another delivery from
+some start on, `verify`, `position set`; connections that are over, and that a member has for open ones, so that it refuses the
+next; a space in vinyl, where a key in another notation may be found or not; a power failure that takes what wasn't synced, each
+file by itself, and a disk that has lied about syncs.
 
 What doesn't, and why:
 
-- keys of vinyl that are found by their bytes: the members' engine is a dictionary, and the daemon refuses what it can't know;
-  tests/images have both notations
-- connections that are reordered or duplicated: each has its own state in the daemon, which never has two to one member
-- syncs that lie: what LMDB had in memory is there after a kill, as with any system; a power failure takes pages away instead
+- a handshake that is repeated: each greeting has a salt of its own, so the second session knows no user, and asks for nothing
+- pages of the store that are lost one by one on a disk that lies: LMDB has no checksums, and nobody notices but `verify`
+- keys written longer than need be, which are two rows for the server and one for the daemon: docs/events.md says so
+- images that are switched on and off where keys are altered, or events may come twice: patches can't be told apart then
+- two machines that lose what was synced, or whose images are switched: one of both has other settings, or asks its operator
 - checkpoints that are lost while an operator or a standby of at_least_once is frozen: docs/guarantees.md excuses what comes of it
 
 Modules: `scheduler` (whose turn it is), `library` (time, threads, polling), `network` and `members`, `brokers` and `librdkafka`
 (Kafka and its clients), `faults`, `judge`, `patches` (what it expects without a store), `unknown_spaces` (what it excuses),
-`standbys` (two machines), `operators` (commands), `world` (all of it together), `edges` (what was walked), `shrinking`, `slips`
-(deliberate bugs).
+`standbys` (two machines), `operators` (commands), `disks` (what is there after a power failure), `vinyl` (that space), `world`
+(all of it together), `edges` (what was walked), `shrinking`, `slips` (deliberate bugs).
 """

@@ -70,7 +70,7 @@ class Partition:
         self.entries.append(entry)
 
     def mark(self, producer: str, *, commit: bool, loses: bool = False) -> None:
-        """Append the marker of a transaction. `loses`: what hangs there goes with it, as nobody could help."""
+        """Append the marker of a transaction. `loses`: what hangs is lost with it, as nobody could help."""
         self.left_out_count = 0
         start = self.open_from.pop(producer, None)
         if start is not None:
@@ -142,6 +142,7 @@ class Brokers:
         """Rises with whatever readers may see."""
         self.on_claim: Callable[[Process], None] = lambda _: None
         self.on_decide: Callable[[str], None] = lambda _: None
+        self.on_lost: Callable[[], None] = lambda: None
         self._id_count = 0
 
     def answer(self, process: Process | None) -> bool:
@@ -210,16 +211,13 @@ class Brokers:
         known = self.transactions.setdefault(name, Transactions())
         known.epoch += 1
         if known.partitions:
-            self.end(name, commit=False, loses=self._is_only_ending(name))
+            self.end(name, commit=False, is_unlucky=True)
         return known.epoch
 
     def _is_only_ending(self, name: str) -> bool:
-        """Whether a producer's open transaction is there only to end what hangs, and its checkpoint doesn't."""
-        places = self.transactions[name].partitions
-        behind = [[one for one in self.topics[topic][number].hanging(name) if not one.is_decided] for topic, number in places]
-        return all(entry.key == FILLER_KEY for entries in behind for entry in entries) and all(
-            not topic.endswith(".checkpoint") for topic, _ in places
-        )
+        """Whether a producer's open transaction is there only to end what hangs."""
+        hanging = [self.topics[topic][number].hanging(name) for topic, number in self.transactions[name].partitions]
+        return all(entry.is_decided or entry.key == FILLER_KEY for entries in hanging for entry in entries)
 
     def is_busy(self, name: str) -> bool:
         """Whether markers of the last transaction are missing."""
@@ -240,15 +238,21 @@ class Brokers:
         if known.partitions and (known.turn, known.epoch) == (turn, epoch):
             self.scheduler.note(f"the coordinator aborts the transaction of {name}")
             known.epoch += 1
-            self.end(name, commit=False, loses=self._is_only_ending(name))
+            self.end(name, commit=False, is_unlucky=True)
 
-    def end(self, name: str, *, commit: bool, loses: bool = False) -> None:
-        """Decide, and have the markers written; for `loses` see Partition.mark."""
+    def end(self, name: str, *, commit: bool, is_unlucky: bool = False) -> None:
+        """Decide, and have the markers written. `is_unlucky`: it isn't the producer who wants the abort."""
         known, rng = self.transactions[name], self.scheduler.random
         known.turn += 1
         if commit:
             self.on_decide(name)
+        loses = is_unlucky and not commit and self._is_only_ending(name)
         places, known.partitions = known.partitions, []
+        if loses and any(topic.endswith(".checkpoint") for topic, _ in places):
+            # All of it comes again, under other numbers.
+            loses = False
+            self.scheduler.note("a checkpoint is lost that nobody has read")
+            self.on_lost()
         for topic, number in places:
             partition = self.topics[topic][number]
             if rng.random() < self.faults.hanging and partition.left_out_count < LEFT_OUT_MAX:

@@ -81,6 +81,7 @@ class Producer(_Client):
         self._reports: deque[tuple[Callable[..., None], KafkaError | None, Any]] = deque()
         self._is_open = False
         self._error: KafkaError | None = None
+        self._is_unlucky = False
         # The end that was asked for, and whether the answer has come.
         self._ending: bool | None = None
         self._is_answered = False
@@ -115,6 +116,8 @@ class Producer(_Client):
     def abort_transaction(self, timeout: float) -> None:
         """Abort."""
         if self._ending is None:
+            # Why the transaction can't be committed, if it isn't for its owner.
+            self._is_unlucky = self._error is not None
             self._queue.clear()
             self._refused.clear()
             self._error = None
@@ -145,7 +148,7 @@ class Producer(_Client):
         """The request is on its way, whether its sender lives or not."""
         scheduler, brokers, rng = self._scheduler, self._brokers, self._scheduler.random
         assert self._name is not None
-        name, epoch, commit = self._name, self._epoch, bool(self._ending)
+        name, epoch, commit, is_unlucky = self._name, self._epoch, bool(self._ending), self._is_unlucky
 
         def arrive() -> None:
             if not self._is_answered_now:
@@ -153,7 +156,7 @@ class Producer(_Client):
                 return
             if brokers.transactions[name].epoch == epoch:
                 scheduler.note(f"the coordinator {'commits' if commit else 'aborts'} {name}")
-                brokers.end(name, commit=commit)
+                brokers.end(name, commit=commit, is_unlucky=is_unlucky)
                 is_lost = rng.random() < brokers.faults.lost_answer
                 # The client asks again, and then hears that it is done.
                 scheduler.after(4.0 + rng.random() * 3 if is_lost else 0.0005 + rng.random() * 0.002, answer)

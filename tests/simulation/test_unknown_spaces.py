@@ -54,3 +54,28 @@ def test_a_space_that_came_and_went_between(came: int, went: int | None, is_stor
     unknown.snapshot_taken(2, {1: 20})
     unknown.sweep(swept)  # type: ignore[arg-type]
     assert swept.spaces == ([(1001, 7)] if is_excused else [])
+
+
+def test_a_number_that_the_checkpoint_knows() -> None:
+    """A snapshot compares the next space of this number with it: consumers are told what is gone."""
+    unknown, swept = UnknownSpaces(), Swept()
+    for kind, lsn in ((Type.INSERT, 5), (Type.DELETE, 12), (Type.INSERT, 13), (Type.DELETE, 15)):
+        keys = {"row": [1001, 0]} if kind == Type.INSERT else {"key": [1001, 0]}
+        unknown.take(row(lsn, kind, **keys))
+    unknown.checkpoint_lost(LEFT, {1001})
+    unknown.snapshot_begun(7)
+    unknown.snapshot_taken(2, {1: 20})
+    unknown.sweep(swept)  # type: ignore[arg-type]
+    assert not swept.spaces
+
+
+def test_a_space_that_went_with_a_lost_history() -> None:
+    unknown, swept = UnknownSpaces(), Swept()
+    unknown.take(row(11, Type.INSERT, row=[1001, 0]))
+    unknown.take(row(5, Type.INSERT, row=[1002, 0]))
+    unknown.rewritten({1002: 20})
+    unknown.checkpoint_lost(LEFT, {1001, 1002})
+    unknown.snapshot_begun(7)
+    unknown.snapshot_taken(2, {1: 20})
+    unknown.sweep(swept)  # type: ignore[arg-type]
+    assert swept.spaces == [(1001, 7)]

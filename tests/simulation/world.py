@@ -126,6 +126,7 @@ class World:
             assert self.master.enroll(UUID(int=number)) == number
         self.judge = Judge(self.brokers, self.master)
         self.brokers.on_decide = self.judge.decide
+        self.brokers.on_lost = lambda: self.judge.lost_checkpoints(self.brokers.topics[CHECKPOINT][0])
         self.brokers.on_claim = self._claimed
         self._work_random = random.Random(f"work {seed}")
         self.workload = LimboWorkload(
