@@ -595,7 +595,6 @@ class World:
         daemon = self.life.daemon
         assert daemon is not None
         shown = daemon.status
-        assert shown.is_ready, f"everything has arrived, and the daemon shows {shown.shown_state}"
         assert shown.checkpoint == self.judge.decided.vclock, (
             f"the checkpoint is {self.judge.decided.vclock}, not {shown.checkpoint}"
         )
@@ -618,7 +617,7 @@ class World:
         """Whether everything has arrived, the daemon says so, and the member knows."""
         self.restart()  # one that was told to stop ends when it can
         daemon = self.life.daemon
-        if daemon is None or daemon.status.state != "streaming" or daemon.status.error is not None:
+        if daemon is None or daemon.status.state != "streaming" or daemon.status.error is not None or not daemon.status.is_ready:
             return False
         if self.life.settings.get("spaces"):
             self.include_all()
@@ -630,7 +629,7 @@ class World:
 
     def _why(self) -> str:
         daemon = self.life.daemon
-        status = daemon.status.state if daemon is not None else None
+        status = daemon.status.shown_state if daemon is not None else None
         error = daemon.status.error if daemon is not None else None
         return f"the master has {self.master.vclock}, Kafka {self.judge.decided.vclock}; the daemon says {status}, {error}"
 
