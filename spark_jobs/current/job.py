@@ -18,6 +18,7 @@ from spark_jobs.contract.source import Topics
 from spark_jobs.current.steps import Steps
 from spark_jobs.errors import JobError
 from spark_jobs.lake.changes import CHANGES_OF_READERS, ChangesSink, add_deduplicate
+from spark_jobs.lake.clustering import Clustering, cluster_by
 from spark_jobs.lake.control import KINDS
 from spark_jobs.lake.event_table import AppendRules
 from spark_jobs.lake.fresh_views import FreshViews
@@ -70,6 +71,15 @@ class Current(Job):
             '("90 seconds"). Readers see the changes at once anyway (default: 1 minute)',
         )
         parser.add_argument(
+            "--cluster-by",
+            action="append",
+            default=[],
+            type=cluster_by,
+            metavar="SPACE=FIELD,…",
+            help="have `maintain` put rows together that are alike in these fields, so that reads by their values skip files; the"
+            " first field counts most. SPACE= alone ends it; repeatable",
+        )
+        parser.add_argument(
             "--changes",
             metavar="PATH|NAME",
             help="read the table that a job `changes` writes, instead of writing a table of events of this job's own",
@@ -114,6 +124,7 @@ class Current(Job):
             share=SHARE_OF_BACKLOG if is_backlog else SHARE,
             skips_missing_rows=options.missing_row == "skip",
             takes_collated=options.collated_keys == "apart",
+            clustering=Clustering(options.cluster_by),
         )
         names: Names | None = getattr(options, "names", None)
         shown = names.location if names is not None else options.location

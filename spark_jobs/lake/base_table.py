@@ -14,7 +14,7 @@ transaction number of an application. Delta stores this number in the same commi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Final
 
@@ -31,14 +31,21 @@ from spark_jobs.tables import delta
 from spark_jobs.tables.format import NameTakenError, Once, TableFormat
 from spark_jobs.tables.found import PREFIX
 from spark_jobs.tables.places import Table, own_session
+from spark_jobs.tables.upkeep import UPKEEP
 
-_FORM: Final = "tarantool_cdc.form"
+FORM: Final = "tarantool_cdc.form"
+"""Property with the form whose columns the table has."""
 _AWAITS: Final = "tarantool_cdc.awaits"
 _MERGED: Final = "tarantool_cdc.merged"
 _SETTLED: Final = "tarantool_cdc.settled."
+_SEQ: Final = "tarantool_cdc.seq"
+"""What a commit says of itself: the seq of the last event that is in the table with it."""
 _LAYOUT: Final = "tarantool_cdc.layout"
 """Property with the version of the table's layout."""
 _KNOWN_LAYOUT: Final = "1"
+
+_UNORDERED: Final = ("boolean", "binary")
+"""Types of columns by which Delta can't put rows together."""
 
 _COMMENTS: Final = {
     "_key": "the key, as JSON",
@@ -102,7 +109,7 @@ class BaseTable:
     def form(self) -> Form:
         """The form whose columns the table has."""
         assert self._state is not None
-        return Form.from_json(self._state.properties[_FORM])
+        return Form.from_json(self._state.properties[FORM])
 
     @property
     def has_columns_of_form(self) -> bool:
@@ -147,17 +154,36 @@ class BaseTable:
         if self._state is None:
             assert self._prefix is not None
             schema = _commented(typed(self._session.createDataFrame([], META_SCHEMA), form), form).schema
-            properties = {PREFIX: self._prefix, _FORM: form.to_json(), **_PROPERTIES}
+            properties = {PREFIX: self._prefix, FORM: form.to_json(), **_PROPERTIES}
             properties["comment"] = f"The rows of the space {form.space}, from the topics of {self._prefix}"
             # Rows are in the order of their keys' hashes, so each file has nearly all values of a column. What is summed up for
             # readers would take CPU for each row, and they could skip nothing by it.
             self._format.create(self._session, self.path, schema, properties, skips_by=("_seq",))
             self.refresh()
 
+    def cluster(self, fields: Sequence[str]) -> list[str]:
+        """Have `maintain` put rows together that are alike in these fields, and return those that the form hasn't got.
+
+        Raises JobError if rows can't be put together by a field.
+        """
+        columns: dict[str, str] = {}
+        for name, (one, _) in self.form.columns_of_fields().items():
+            columns.setdefault(one, name)
+        chosen = [columns[one] for one in fields if one in columns]
+        for name in chosen:
+            if (kind := self.form.columns()[name]) in _UNORDERED:
+                raise JobError(
+                    f"--cluster-by: the column {name} of the space {self.form.space!r} is {kind}, by which rows can't be put"
+                    " together. Choose another field."
+                )
+        UPKEEP[self._format.NAME].cluster(self._session, self.path, chosen)
+        self.refresh()
+        return [one for one in fields if one not in columns]
+
     def replace(self, rows: DataFrame, form: Form, merged: int) -> None:
         """Replace all rows with these, the rows as of the seq `merged`."""
         check_merged(self.merged, merged)
-        self._overwrite(rows, form, _MERGED, merged)
+        self._overwrite(rows, form, Once(_MERGED, merged, _told(merged)))
 
     def merge(self, newest: DataFrame, merged: int) -> bool:
         """Merge the newest rows of some keys (`current_rows.newest_rows`), as of the seq `merged`.
@@ -167,7 +193,7 @@ class BaseTable:
         check_merged(self.merged, merged)
         # The number of a MERGE is a setting of the session, so each table has its own session.
         session = self._own_session = self._own_session or own_session(self._session)
-        is_done = self._by_name(lambda: self._format.merge_rows(session, self.path, newest, Once(_MERGED, merged)))
+        is_done = self._by_name(lambda: self._format.merge_rows(session, self.path, newest, Once(_MERGED, merged, _told(merged))))
         self.refresh()
         return is_done
 
@@ -175,7 +201,7 @@ class BaseTable:
         """Record that the rows haven't changed up to the seq `merged`."""
         check_merged(self.merged, merged)
         empty = self._format.read(self._session, self.path).limit(0)
-        self._format.append_once(empty, self.path, partition_by=(), application=_MERGED, batch=merged)
+        self._format.append_once(empty, self.path, partition_by=(), application=_MERGED, batch=merged, told=_told(merged))
         self.refresh()
 
     def sweep(self, seq: int) -> None:
@@ -200,7 +226,7 @@ class BaseTable:
             self._format.append_once(empty, self.path, partition_by=(), application=f"{_SETTLED}{form.point}", batch=1)
             self.refresh()
         else:
-            self._overwrite(rows, columns, f"{_SETTLED}{form.point}", 1)
+            self._overwrite(rows, columns, Once(f"{_SETTLED}{form.point}", 1))
 
     def pending_source_version(self, form: Form) -> int | None:
         """Return the version of the other table from which this one must take over this form's rows; None if it needn't."""
@@ -225,12 +251,16 @@ class BaseTable:
             self._has_taken_name = True
         return not self._has_taken_name
 
-    def _overwrite(self, rows: DataFrame, form: Form, application: str, number: int) -> None:
+    def _overwrite(self, rows: DataFrame, form: Form, once: Once) -> None:
         # The rows come from a fixed version of the table, so it doesn't matter if `maintain` compacts the table meanwhile. If the
         # process stops before the property is there, too, the columns are made again from `_row`.
         text = form.to_json()
-        self._format.overwrite(_commented(rows, form), self.path, once=Once(application, number), properties={_FORM: text})
+        self._format.overwrite(_commented(rows, form), self.path, once=once, properties={FORM: text})
         self.refresh()
+
+
+def _told(merged: int) -> dict[str, str]:
+    return {_SEQ: str(merged)}
 
 
 def _commented(rows: DataFrame, form: Form) -> DataFrame:

@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
 
+from spark_jobs.contract.forms import Form
 from spark_jobs.contract.sql_text import literal, quoted
 from spark_jobs.errors import JobError
+from spark_jobs.lake.base_table import FORM
 from spark_jobs.lake.lake import CHANGES, Lake, lakes_in
 from spark_jobs.runner.job import Task
 from spark_jobs.runner.options import add_table_options
@@ -124,14 +127,23 @@ def _maintain(session: SparkSession, table: Table, known: TableFormat, options: 
             yield from upkeep.compact(session, table)
     if options.vacuum:
         yield upkeep.clean(session, table, options.vacuum_hours, is_dry=options.dry_run)
-    if size >= _LARGE_BYTES and not has_layout and known is delta:
-        # Delta refuses a column of which it keeps no statistics.
-        summed_up = delta.describe(session, table)[0].get(delta.SKIPS_BY)
-        allowed = f", which must be one of {summed_up.replace(',', ', ')}" if summed_up else ""
-        yield (
-            f"{size >> 30} GiB without partitions or clustering: to make reads by a column faster, stop the job that writes the "
-            f"table and run ALTER TABLE {delta.identifier(table)} CLUSTER BY (that column){allowed}"
-        )
+    if size >= _LARGE_BYTES and not has_layout and (advice := _advice(session, table, known)):
+        yield f"{size >> 30} GiB without partitions or clustering: to make reads by a column faster, {advice}"
+
+
+def _advice(session: SparkSession, table: Table, known: TableFormat) -> str:
+    """Return how to put rows of a table together; empty if nothing is advised."""
+    found = known.state(session, table)
+    properties: Mapping[str, str] = {} if found is None else found.properties
+    if (form := properties.get(FORM)) is not None:
+        return f"start `current` with --cluster-by {shlex.quote(f'{Form.from_json(form).space}=FIELD')}"
+    if known is not delta:
+        return ""
+    # Delta refuses a column of which it keeps no statistics.
+    summed_up = properties.get(delta.SKIPS_BY)
+    allowed = f", which must be one of {summed_up.replace(',', ', ')}" if summed_up else ""
+    command = f"ALTER TABLE {delta.identifier(table)} CLUSTER BY (that column){allowed}"
+    return f"stop the job that writes the table and run {command}"
 
 
 def _forget(session: SparkSession, table: Table, known: TableFormat, days: int, *, is_dry: bool) -> str:

@@ -29,6 +29,7 @@ from spark_jobs.contract.row_texts import rekey, typed
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError, job_error_from_worker
 from spark_jobs.lake.base_table import BaseTable
+from spark_jobs.lake.clustering import Clustering
 from spark_jobs.lake.control import Control
 from spark_jobs.lake.current_rows import Base, in_form, newest_rows
 from spark_jobs.lake.event_table import table_is_gone
@@ -126,6 +127,7 @@ class MergeRules:
     """Whether an UPDATE whose row isn't known is skipped. Otherwise it is an error."""
     takes_collated: bool = False
     """Whether a space whose key has a collation is merged. Otherwise it is an error."""
+    clustering: Clustering = field(default_factory=Clustering)
 
 
 @dataclass
@@ -302,6 +304,7 @@ class Merger:
             # An earlier run may have left work in the tables of spaces that no longer exist.
             names = control.forms.names() - wanted
             wanted |= {space for space in names if self._is_chosen(space) and self.lake.table(space).exists}
+            self.rules.clustering.check(control.forms.names())
         counts = {
             space: count for space, count in self._behind.count_and_drop(since, self._mark).items() if self._is_chosen(space)
         }
@@ -322,7 +325,7 @@ class Merger:
             self._spaces[space] = _Space(table, counted.get(space, 0), time.monotonic())
         for space in spaces:
             known, form = self._spaces[space], forms[space]
-            if space not in new:
+            if space not in opened:
                 known.unmerged += counts.get(space, 0)
             known.has_old_form = form is not None and known.table.form != form and not known.table.form.covers(form)
             if form is not None and control.swept(form.space_id, self._mark) > known.swept.get(form.space_id, -1):
@@ -336,6 +339,7 @@ class Merger:
             if not table.exists:
                 self.lake.check_complete(space)
             table.create(form)
+            self.rules.clustering.apply(space, table)
         return table
 
     def _is_chosen(self, space: str) -> bool:
@@ -373,6 +377,7 @@ class Merger:
         if swept > known.swept.get(form.space_id, -1):
             known.table.sweep(swept)
             known.swept[form.space_id] = swept
+        self.rules.clustering.apply(space, known.table)  # a rewritten table may have lost it, or have other columns
         known.counted = None
         known.unmerged = 0 if up_to == self._mark else 1
         known.merged_at = time.monotonic()

@@ -6,6 +6,7 @@ number isn't higher, and refuses one if the application has committed another nu
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, TypeVar
@@ -47,6 +48,7 @@ _Result = TypeVar("_Result")
 
 _TRANSACTION_NAME: Final = "spark.databricks.delta.write.txnAppId"
 _TRANSACTION_NUMBER: Final = "spark.databricks.delta.write.txnVersion"
+_TOLD: Final = "spark.databricks.delta.commitInfo.userMetadata"
 SKIPS_BY: Final = "delta.dataSkippingStatsColumns"
 """Property with the columns whose values are summed up for each file; all, if it isn't there."""
 _FEED: Final = "delta.enableChangeDataFeed"
@@ -185,14 +187,21 @@ def set_properties(session: SparkSession, table: Table, changed: Mapping[str, st
 
 
 def append_once(
-    frame: DataFrame, table: Table, *, partition_by: Sequence[str], application: str, batch: int, gets_columns: bool = False
+    frame: DataFrame,
+    table: Table,
+    *,
+    partition_by: Sequence[str],
+    application: str,
+    batch: int,
+    gets_columns: bool = False,
+    told: Mapping[str, str] | None = None,
 ) -> None:
     """See `TableFormat.append_once`."""
     writer = frame.write.format("delta").mode("append").partitionBy(*partition_by)
     if gets_columns:
         writer = writer.option("mergeSchema", "true")
     try:
-        _save(writer.option("txnAppId", application).option("txnVersion", batch), table)
+        _save(_with_once(writer, Once(application, batch, told or {})), table)
     except ConcurrentTransactionException as error:
         raise OvertakenError(application) from error
 
@@ -201,12 +210,38 @@ def overwrite(frame: DataFrame, table: Table, *, once: Once | None = None, prope
     """See `TableFormat.overwrite`. The properties are changed in a commit of their own, after the rows."""
     writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     if once is not None:
-        writer = writer.option("txnAppId", once.application).option("txnVersion", once.number)
+        writer = _with_once(writer, once)
+    _keep_skipping(frame, table)
     retried(lambda: _save(writer, table))
     if properties:
         found = state(frame.sparkSession, table)
         if found is None or any(found.properties.get(name) != value for name, value in properties.items()):
             set_properties(frame.sparkSession, table, properties)
+
+
+def _keep_skipping(frame: DataFrame, table: Table) -> None:
+    """Sum nothing up of columns that the table won't have any more, nor cluster by them: Delta wouldn't replace the rows."""
+    found = state(frame.sparkSession, table)
+    summed_up = "" if found is None else found.properties.get(SKIPS_BY, "")
+    named = summed_up.split(",") if summed_up else []
+    kept = [name for name in named if name.strip("`") in frame.columns]
+    if len(kept) < len(named):
+        cluster(frame.sparkSession, table, ())
+        set_properties(frame.sparkSession, table, {SKIPS_BY: ",".join(kept)})
+
+
+def cluster(session: SparkSession, table: Table, columns: Sequence[str]) -> None:
+    """Have OPTIMIZE put rows together that are alike in these columns (liquid clustering); with none of them, no rows."""
+    detail = delta(session, table).detail().select("clusteringColumns", "properties").collect()[0]
+    if [name.strip("`") for name in detail["clusteringColumns"] or ()] == list(columns):
+        return
+    summed_up = detail["properties"].get(SKIPS_BY)
+    if summed_up is not None:
+        # Delta takes only columns that are summed up for each file.
+        wanted = dict.fromkeys([*summed_up.split(","), *map(quoted, columns)])
+        set_properties(session, table, {SKIPS_BY: ",".join(wanted)})
+    by = f"({', '.join(map(quoted, columns))})" if columns else "NONE"
+    retried(lambda: session.sql(f"ALTER TABLE {identifier(table)} CLUSTER BY {by}"))
 
 
 def merge_rows(session: SparkSession, table: Table, newest: DataFrame, once: Once | None = None) -> None:
@@ -215,6 +250,7 @@ def merge_rows(session: SparkSession, table: Table, newest: DataFrame, once: Onc
     if once is not None:
         session.conf.set(_TRANSACTION_NAME, once.application)
         session.conf.set(_TRANSACTION_NUMBER, str(once.number))
+        session.conf.set(_TOLD, json.dumps(dict(once.told)) if once.told else "")
     # Spark sorts both sides by their keys. The hash comes first, as it is quicker to compare than texts that begin alike.
     same_key = "xxhash64(stored._key) = xxhash64(new._key) and stored._key = new._key"
     values: dict[str, str | Column] = {quoted(name): f"new.{quoted(name)}" for name in newest.columns if name != "_deleted"}
@@ -293,6 +329,11 @@ def retried(step: Callable[[], _Result]) -> _Result:
         except _CONFLICTS:
             continue
     return step()
+
+
+def _with_once(writer: DataFrameWriter, once: Once) -> DataFrameWriter:
+    writer = writer.option("txnAppId", once.application).option("txnVersion", once.number)
+    return writer.option("userMetadata", json.dumps(dict(once.told))) if once.told else writer
 
 
 def _save(writer: DataFrameWriter, table: Table) -> None:

@@ -6,7 +6,7 @@ step. It refuses to remove files sooner than the table's own `delta.deletedFileR
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from pyspark.sql import SparkSession
@@ -24,6 +24,11 @@ def size(session: SparkSession, table: Table) -> tuple[int, int, bool]:
     detail = delta.delta(session, table).detail().select("numFiles", "sizeInBytes", "clusteringColumns", "partitionColumns")
     files, size_bytes, *layout = detail.collect()[0]
     return files, size_bytes, any(layout)
+
+
+def cluster(session: SparkSession, table: Table, columns: Sequence[str]) -> None:
+    """See `Upkeep.cluster`."""
+    delta.cluster(session, table, columns)
 
 
 def compact(session: SparkSession, table: Table) -> Iterator[str]:

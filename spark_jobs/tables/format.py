@@ -8,7 +8,7 @@ higher ones. The check and the commit are one step, whoever else writes at that 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
@@ -31,6 +31,8 @@ class Once:
 
     application: str
     number: int
+    told: Mapping[str, str] = field(default_factory=dict)
+    """What the commit says of itself to people who look at the table's history."""
 
 
 class TableState(Protocol):
@@ -108,11 +110,12 @@ class TableFormat(Protocol):
         application: str,
         batch: int,
         gets_columns: bool = False,
+        told: Mapping[str, str] | None = None,
     ) -> None:
         """Append a micro-batch, unless this application has already appended this batch or a later one.
 
-        A missing table is created. With `gets_columns` the same commit adds the columns that the table lacks. Raises
-        OvertakenError.
+        A missing table is created. With `gets_columns` the same commit adds the columns that the table lacks. `told` is that of
+        Once. Raises OvertakenError.
         """
 
     def overwrite(

@@ -144,7 +144,14 @@ def create(
 
 
 def append_once(
-    frame: DataFrame, table: Table, *, partition_by: Sequence[str], application: str, batch: int, gets_columns: bool = False
+    frame: DataFrame,
+    table: Table,
+    *,
+    partition_by: Sequence[str],
+    application: str,
+    batch: int,
+    gets_columns: bool = False,
+    told: Mapping[str, str] | None = None,
 ) -> None:
     """See `TableFormat.append_once`."""
     session = frame.sparkSession
@@ -174,7 +181,7 @@ def append_once(
         append = transaction.newAppend()
         for file in files:
             append.appendFile(file)
-        _sum_up(append, base, {**numbers, application: batch})
+        _sum_up(append, base, {**numbers, application: batch}, told)
         append.commit()
         _publish(transaction)
 
@@ -201,7 +208,7 @@ def overwrite(frame: DataFrame, table: Table, *, once: Once | None = None, prope
         replacement.overwriteByRowFilter(expressions.alwaysTrue())
         for file in files:
             replacement.addFile(file)
-        for key, value in _summary(base, numbers, changed).items():
+        for key, value in _summary(base, numbers, changed, once.told if once else None).items():
             replacement.set(key, value)
         replacement.commit()
         _set(transaction, changed)
@@ -252,9 +259,16 @@ def _merge(session: SparkSession, table: Table, new: DataFrame, clauses: str, on
         branch = found.manageSnapshots()
         (branch.replaceBranch if found.refs().containsKey(_BRANCH) else branch.createBranch)(_BRANCH, base).commit()
         writer = uuid4().hex
-        for key, value in {**_summary(found, numbers, {}), _WRITER: writer}.items():
-            session.conf.set(f"{_OF_SNAPSHOTS}{key}", value)
-        session.sql(text)
+        told = {
+            f"{_OF_SNAPSHOTS}{key}": value for key, value in _summary(found, numbers, {}, once.told if once else None).items()
+        }
+        for key, value in {**told, f"{_OF_SNAPSHOTS}{_WRITER}": writer}.items():
+            session.conf.set(key, value)
+        try:
+            session.sql(text)
+        finally:
+            for key in told:
+                session.conf.unset(key)  # the session's next MERGE may have less to tell
         _publish_branch(load(session, table), base, writer)
 
     try:
@@ -389,12 +403,14 @@ def _own(properties: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in properties.items() if name.startswith("tarantool_cdc.")}
 
 
-def _summary(found: Any, numbers: Mapping[str, int], changed: Mapping[str, str]) -> dict[str, str]:
-    return {NUMBERS: json.dumps(numbers), OWN: json.dumps(_own({**found.properties(), **changed}))}
+def _summary(
+    found: Any, numbers: Mapping[str, int], changed: Mapping[str, str], told: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    return {**(told or {}), NUMBERS: json.dumps(numbers), OWN: json.dumps(_own({**found.properties(), **changed}))}
 
 
-def _sum_up(update: Any, found: Any, numbers: Mapping[str, int]) -> None:
-    for key, value in _summary(found, numbers, {}).items():
+def _sum_up(update: Any, found: Any, numbers: Mapping[str, int], told: Mapping[str, str] | None = None) -> None:
+    for key, value in _summary(found, numbers, {}, told).items():
         update.set(key, value)
 
 

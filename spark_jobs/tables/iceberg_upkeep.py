@@ -7,8 +7,9 @@ Iceberg repeats a compaction's commit on top of what the jobs have committed mea
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from py4j.java_gateway import is_instance_of
@@ -19,6 +20,8 @@ from spark_jobs.tables import iceberg
 from spark_jobs.tables.iceberg_tables import identifier, load
 from spark_jobs.tables.places import Table, has_file
 
+_CLUSTERED_BY: Final = "tarantool_cdc.clustered_by"
+"""Property with the columns by which rows are put together, as JSON."""
 _KEPT: Final = "history.expire.max-snapshot-age-ms"
 _FIVE_DAYS_MS: Final = 5 * 24 * 3600 * 1000
 _HOUR_MS: Final = 3600 * 1000
@@ -39,8 +42,26 @@ def size(session: SparkSession, table: Table) -> tuple[int, int, bool]:
     return (
         int(summary.get("total-data-files") or 0),
         int(summary.get("total-files-size") or 0),
-        bool(found.spec().isPartitioned()),
+        bool(found.spec().isPartitioned() or _clustered_by(found)),
     )
+
+
+def cluster(session: SparkSession, table: Table, columns: Sequence[str]) -> None:
+    """See `Upkeep.cluster`. The columns are in a property of the jobs' own.
+
+    The table's own sort order would do, but Iceberg 1.11 keeps each one for good, and Spark can't write a table any more that has
+    had one with a column that is gone.
+    """
+    if _clustered_by(load(session, table)) == list(columns):
+        return
+    summed_up = {f"write.metadata.metrics.column.{name}": "full" for name in columns}
+    iceberg.set_properties(session, table, {_CLUSTERED_BY: json.dumps(list(columns)), **summed_up})
+
+
+def _clustered_by(found: Any) -> list[str]:
+    """Return the columns by which a table's rows are put together."""
+    named: list[str] = json.loads(found.properties().get(_CLUSTERED_BY) or "[]")
+    return named
 
 
 def compact(session: SparkSession, table: Table) -> Iterator[str]:
@@ -49,7 +70,9 @@ def compact(session: SparkSession, table: Table) -> Iterator[str]:
 
     def step() -> None:
         found = load(session, table)
-        result = _actions(session).rewriteDataFiles(found).option("min-input-files", "2").execute()
+        rewriting = _actions(session).rewriteDataFiles(found).option("min-input-files", "2")
+        by = [name for name in _clustered_by(found) if found.schema().findField(name) is not None]
+        result = (rewriting.sort(_order(session, found, by)) if by else rewriting).execute()
         if result.rewrittenDataFilesCount():
             done.append(f"rewrote {result.rewrittenDataFilesCount()} files into {result.addedDataFilesCount()}")
         found.refresh()
@@ -58,6 +81,14 @@ def compact(session: SparkSession, table: Table) -> Iterator[str]:
 
     iceberg.retried(step)
     yield from done
+
+
+def _order(session: SparkSession, found: Any, columns: Sequence[str]) -> Any:
+    jvm: Any = session.sparkContext._jvm
+    order = jvm.org.apache.iceberg.SortOrder.builderFor(found.schema())
+    for name in columns:
+        order = order.asc(jvm.org.apache.iceberg.expressions.Expressions.ref(name), jvm.org.apache.iceberg.NullOrder.NULLS_FIRST)
+    return order.build()
 
 
 def check_hours(session: SparkSession, table: Table, hours: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Protocol
 
 from pyspark.sql import SparkSession
@@ -16,6 +16,12 @@ class Upkeep(Protocol):
 
     def size(self, session: SparkSession, table: Table) -> tuple[int, int, bool]:
         """Return the files and bytes of the present version, and whether its rows are partitioned or clustered."""
+
+    def cluster(self, session: SparkSession, table: Table, columns: Sequence[str]) -> None:
+        """Have `compact` put rows together that are alike in these columns, and readers skip files by them.
+
+        Without columns no rows are put together. Nothing changes if the table is so already.
+        """
 
     def compact(self, session: SparkSession, table: Table) -> Iterator[str]:
         """Compact small files, and yield what was done."""

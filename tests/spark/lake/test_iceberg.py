@@ -95,6 +95,7 @@ def test_maintain_removes_what_no_version_needs_and_nothing_else(
     process(2, put("u", {"id": 3, "balance": 7}, 9))
     assert balances() == {**expected, '{"id":3}': 7}
     assert Lake.at(spark, path).table("users").merged == 9
+    assert iceberg_tables.load(spark, users).currentSnapshot().summary()["tarantool_cdc.seq"] == "9"
 
 
 @pytest.mark.one_of_these("Iceberg")

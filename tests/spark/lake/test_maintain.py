@@ -10,6 +10,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs import run
+from spark_jobs.contract.forms import Field, Form
 from spark_jobs.lake import maintain
 from spark_jobs.runner.registered import Names, job_folder
 from spark_jobs.tables import delta as tables
@@ -93,6 +94,12 @@ def test_a_large_table_may_be_clustered_by_what_is_summed_up(
     with pytest.raises(AnalysisException, match="other"):
         spark.sql(f"{command}(other)")
     spark.sql(f"{command}(seq)")
+    # A table of `current`, which keeps it so.
+    of_space = str(tmp_path / "orders")
+    form = Form("it's", 512, 1, 0, ("id",), (Field("id", "unsigned"),)).to_json()
+    tables.create(spark, of_space, spark.range(0).schema, {"tarantool_cdc.form": form})
+    assert run.main(["maintain", "--path", of_space, "--no-vacuum"]) == 0
+    assert capsys.readouterr().out.endswith(""", start `current` with --cluster-by 'it'"'"'s=FIELD'\n""")
 
 
 def test_where_no_table_is_there_is_nothing_to_do(

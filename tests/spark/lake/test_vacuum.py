@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs import run
@@ -14,7 +16,10 @@ from spark_jobs.current import read_current
 from spark_jobs.errors import operator_message
 from spark_jobs.lake.fresh_views import FreshViews
 from spark_jobs.tables import delta as tables
+from spark_jobs.tables import iceberg
+from spark_jobs.tables.places import qualified
 from spark_jobs.tables.views import SparkViews
+from tests.spark.formats import forget_at_once
 from tests.spark.lake.test_fresh_views import LOCATION
 from tests.spark.messages import FakeTopics, event, put, schema
 from tests.spark.sinks import current_sink
@@ -93,3 +98,55 @@ def test_reads_that_began_before_vacuum_are_right_or_end_with_a_sentence(spark: 
     assert balances(read_current(spark, users)) == balances(tables.read(spark, users)) == [3.0] * KEYS
     take(topics.slice({}), 4)
     assert balances(spark.table("cdc.shop_users_fresh")) == [3.0] * KEYS
+
+
+@pytest.mark.one_of_these("Iceberg")
+def test_reads_that_began_before_snapshots_expire_are_right_or_end_with_a_sentence(spark: SparkSession, tmp_path: Path) -> None:
+    topics, path = FakeTopics(spark), qualified(spark, str(tmp_path / "lake"))
+    users, changes = f"{path}/users", f"{path}/_changes"
+
+    def update(batch: int, share: float = 0.0) -> None:
+        """One transaction that changes all rows; with a large share it is only appended."""
+        first = batch * KEYS + 1
+        rows = ({"id": key, "balance": batch} for key in range(KEYS))
+        forms = [] if batch else [schema(0)]
+        changed = (
+            event("u" if batch else "c", {"id": row["id"]}, first + row["id"], {"after": row}, place=(first, row["id"] + 1))
+            for row in rows
+        )
+        records = topics.send(*forms, *changed)
+        topics.took(records)
+        sink = current_sink(
+            spark, Topics("k", "shop"), path, topics, table_format=iceberg, is_background=share > 0, share=share, min_unmerged=1
+        )
+        sink.write(records, batch, "query")
+        sink.close()
+        sink.check()
+
+    def balances(frame: DataFrame) -> list[float]:
+        return [float(row["balance"]) for row in frame.select("balance").collect()]
+
+    update(0)
+    update(1)
+    update(2, share=1e9)
+    begun = {
+        "current": read_current(spark, users),
+        "watermark": read_current(spark, users, "watermark"),
+        "table": iceberg.read(spark, users),
+    }
+    update(3)
+    for table in (users, changes):
+        options = [*forget_at_once(spark, iceberg, table), "--no-forget-merged"]
+        for inner in ("_control", "_forgotten"):
+            if iceberg.exists(spark, f"{table}/{inner}"):
+                forget_at_once(spark, iceberg, f"{table}/{inner}")
+        assert run.main(["maintain", "--path", table, *options]) == 0
+    told = {}
+    for name, frame in begun.items():
+        try:
+            assert balances(frame) == [2.0] * KEYS, name
+        except (PySparkException, Py4JError) as error:
+            told[name] = operator_message(error)
+    assert told
+    assert all(sentence.startswith(SENTENCE) for sentence in told.values()), told
+    assert balances(read_current(spark, users)) == balances(iceberg.read(spark, users)) == [3.0] * KEYS

@@ -140,6 +140,31 @@ def test_rows_columns_and_properties_are_replaced_together(known: TableFormat, s
     assert numbers(known, spark, table) == {"query": 0, "merged": 3}
 
 
+def test_a_tables_history_shows_what_each_commit_tells(known: TableFormat, spark: SparkSession, table: str) -> None:
+    def told() -> list[str | None]:
+        """As anyone finds it in SQL, the oldest commit first."""
+        if known is delta:
+            found = spark.sql(f"DESCRIBE HISTORY {delta.identifier(table)}").orderBy("version")
+            texts = found.select(F.get_json_object("userMetadata", "$['tarantool_cdc.seq']"))
+        else:
+            name = iceberg_tables.identifier(spark, table)
+            texts = spark.table(f"{name}.snapshots").orderBy("committed_at").selectExpr("summary['tarantool_cdc.seq']")
+        return [row[0] for row in texts.collect()]
+
+    def once(number: int) -> Once:
+        return Once("merged", number, {"tarantool_cdc.seq": str(number)})
+
+    known.create(spark, table, rows(spark).schema, {})
+    known.overwrite(rows(spark, ("1", 1, "x")), table, once=once(4))
+    own, newest = spark.newSession(), rows(spark, ("1", 5, "y")).withColumn("_deleted", F.lit(False))
+    known.merge_rows(own, table, newest, once(5))
+    known.append_once(
+        rows(spark).limit(0), table, partition_by=(), application="merged", batch=6, told={"tarantool_cdc.seq": "6"}
+    )
+    known.merge_rows(own, table, newest, Once("other", 1))  # what an earlier MERGE told isn't told again
+    assert told() == [None, "4", "5", "6", None]
+
+
 def test_newest_rows_are_merged_once(known: TableFormat, spark: SparkSession, table: str) -> None:
     known.append_once(rows(spark, ("1", 1, "x"), ("2", 2, "x")), table, partition_by=(), application="query", batch=0)
     newer = rows(spark, ("1", 5, "y"), ("2", 1, "y"), ("4", 6, "x")).withColumn("_deleted", F.lit(False))
