@@ -250,7 +250,7 @@ def merge_rows(session: SparkSession, table: Table, newest: DataFrame, once: Onc
     if once is not None:
         session.conf.set(_TRANSACTION_NAME, once.application)
         session.conf.set(_TRANSACTION_NUMBER, str(once.number))
-        session.conf.set(_TOLD, json.dumps(dict(once.told)) if once.told else "")
+        session.conf.set(_TOLD, json.dumps(dict(once.told))) if once.told else session.conf.unset(_TOLD)
     # Spark sorts both sides by their keys. The hash comes first, as it is quicker to compare than texts that begin alike.
     same_key = "xxhash64(stored._key) = xxhash64(new._key) and stored._key = new._key"
     values: dict[str, str | Column] = {quoted(name): f"new.{quoted(name)}" for name in newest.columns if name != "_deleted"}
