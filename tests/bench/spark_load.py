@@ -113,14 +113,19 @@ def cpu_seconds() -> float:
     return sum(int(ticks) for pid in family for ticks in stats[pid][11:15]) / _TICKS
 
 
+def settings_for(table_format: str) -> dict[str, str]:
+    """The settings of a session for tables of a format."""
+    # The quicker one makes no files of checksums. Iceberg asks for a file system's scheme, which it hasn't got.
+    files = "LocalFileSystem" if table_format == "iceberg" else "RawLocalFileSystem"
+    return {"spark.driver.memory": "2g", "spark.hadoop.fs.file.impl": f"org.apache.hadoop.fs.{files}"}
+
+
 def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The phases, each with its records, seconds and CPU seconds."""
     peer = PEERS.get(options.job)
-    # Without files of checksums beside each file. Iceberg asks for the file system's scheme, which the raw one can't tell.
-    files = "LocalFileSystem" if options.table_format == "iceberg" else "RawLocalFileSystem"
-    settings = {"spark.driver.memory": "2g", "spark.hadoop.fs.file.impl": f"org.apache.hadoop.fs.{files}"}
-    settings |= {} if peer is None else peer.settings(options.directory)
-    session = build_session("bench", master="local[2]", jars_directory=str(jar_folder(SPARK)), settings=settings)
+    settings = settings_for(options.table_format) | ({} if peer is None else peer.settings(options.directory))
+    jars, known = str(jar_folder(SPARK)), options.table_format
+    session = build_session("bench", master="local[2]", jars_directory=jars, settings=settings, table_format=known)
     session.sparkContext.setLogLevel("ERROR")
     encoder, formats = encoding(options.value_format, options.prefix)
     load = Load(options.bootstrap_servers, options.prefix, options.rows, encoder)

@@ -32,7 +32,7 @@ from spark_jobs import run
 from spark_jobs.contract.source import Topics
 from spark_jobs.runner.session import build_session
 from tests.bench.spark_events import JsonEncoder, form_record
-from tests.bench.spark_load import cpu_seconds
+from tests.bench.spark_load import cpu_seconds, settings_for
 
 _PARTITIONS: Final = 2
 _KEYS: Final = 4
@@ -158,11 +158,9 @@ def measure(
 
 def figures(options: argparse.Namespace, directory: Path) -> Iterator[dict[str, Any]]:
     """The figures for each number of spaces."""
-    settings = {"spark.driver.memory": "2g", "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem"}
-    known = options.table_format
-    session = build_session(
-        "bench", master="local[2]", jars_directory=str(jar_folder(SPARK)), settings=settings, table_format=known
-    )
+    jars, known = str(jar_folder(SPARK)), options.table_format
+    settings = settings_for(known)
+    session = build_session("bench", master="local[2]", jars_directory=jars, settings=settings, table_format=known)
     session.sparkContext.setLogLevel("ERROR")
     calls = Calls()
     with local_servers(directory / "servers") as servers:
