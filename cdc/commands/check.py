@@ -77,7 +77,9 @@ def check(config: Config, say: Say) -> bool:
     if found.is_silent:
         say(f"the daemon runs, and stands still: {count} failure{'s' if count > 1 else ''}")
     elif count:
-        outcome = "stop" if Remedy.OPERATOR in found.failures else "wait until that is over"
+        loses_rows = count == sum(finding.is_failure and finding.loses_rows for finding in found.findings)
+        stops = "stop" if Remedy.OPERATOR in found.failures else "wait until that is over"
+        outcome = "start, and consumers would lose rows" if loses_rows else stops
         say(f"run would {outcome}: {count} failure{'s' if count > 1 else ''}")
     else:
         say("the daemon runs" if found.runs_already else "run would start")

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from cdc.commands.check import check
+from cdc.commands import check as command
+from cdc.commands.check import Examination, check
 from cdc.commands.check_members import may_write
+from cdc.commands.check_start import Finding
 from cdc.config import parse
 from cdc.config.shard import Shard
-from cdc.errors import ConfigurationError
+from cdc.errors import ConfigurationError, Remedy
 from cdc.kafka import topic_admin
 from cdc.local.ports import free_port
 from cdc.protocol.system_spaces import CLUSTER_SPACE
@@ -138,3 +140,22 @@ def test_a_missing_salt_is_said_before_anything_connects() -> None:
     with pytest.raises(ConfigurationError, match=r"columns\.salt_file can't be read"):
         check(parse(values, "the test"), lines.append)
     assert not lines
+
+
+@pytest.mark.parametrize(
+    ("findings", "outcome"),
+    [
+        ([], "run would start"),
+        ([Finding("fleet.topics", "equal keys", loses_rows=True)], "run would start, and consumers would lose rows: 1 failure"),
+        ([Finding("a", "b", loses_rows=True), Finding("spaces", "none")], "run would stop: 2 failures"),
+        ([Finding("name", "it is frozen", is_silence=True)], "the daemon runs, and stands still: 1 failure"),
+        ([Finding("topics", "one is gone", is_failure=False, loses_rows=True)], "run would start"),
+    ],
+)
+def test_outcomes(monkeypatch: pytest.MonkeyPatch, findings: list[Finding], outcome: str) -> None:
+    found = Examination(findings, [Remedy.OPERATOR for finding in findings if finding.is_failure])
+    monkeypatch.setattr(command, "examine", lambda *_: found)
+    lines: list[str] = []
+    kafka = {"bootstrap_servers": "k:1", "topic_prefix": "shop"}
+    is_well = check(parse({"name": "shop", "source": {"uris": ["h:1"]}, "kafka": kafka}, "the test"), lines.append)
+    assert (lines[-1], is_well) == (outcome, not found.failures)
