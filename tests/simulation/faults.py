@@ -419,14 +419,16 @@ class Strikes:
     def _rewrite(self, fault: Fault) -> None:
         """The only member loses the end of its log, and is past the lost lsns with other rows when it is back.
 
-        Left out is what docs/guarantees.md says isn't noticed: the last row's log is gone, or it is of another origin.
+        Left out is what docs/guarantees.md says isn't noticed: the last row's log is gone, it is of another origin, or the daemon
+        was killed in the middle of a batch, so that its checkpoint has no row.
         """
         world = self._world
         master, settings = world.master, world.settings["source"]
         is_alone = len(world.network.members) == 1 and world.workload.origins == [1]
         is_alone &= not world.has_foreigner and world.pair is None
         has_logs = master.gc_vclock == world.first_gc_vclock and settings["mode"] == "anonymous"
-        if not is_alone or not has_logs or "on_divergence" not in settings:
+        is_known = not world.life.is_over or world.judge.knows_last_row
+        if not is_alone or not has_logs or not is_known or "on_divergence" not in settings:
             return
         world.member.stop()
         if master.rewrite(world.scheduler.random.randint(1, 6)):

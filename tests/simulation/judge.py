@@ -159,6 +159,13 @@ class Judge:
         """Origin and lsn of rows that may be dead letters, and whether they must."""
         return self._contents.letters if isinstance(self._contents, VinylContents) else {}
 
+    @property
+    def knows_last_row(self) -> bool:
+        """Whether the newest checkpoint has its last row, or is before the first one of a stream."""
+        decided, lsn = self.decided, self.decided.vclock.get(1, 0)
+        is_in_snapshot = decided.snapshot is None or not decided.snapshot.is_complete
+        return is_in_snapshot or any((row.replica_id, row.lsn) == (1, lsn) for row in decided.last_rows)
+
     def rewrite(self) -> None:
         """The history is another one from some place on.
 

@@ -59,9 +59,16 @@ class Operators:
         if self.are_busy:
             return
         self._export_count += 1
+        knows_last_row = self._world.judge.knows_last_row
         file = self._world.directory / f"position-{self._export_count}"
         self._run(lambda config: position.export(config, self._say, file), keeps_daemon=True)
-        self._world.scheduler.after(seconds + 1.0, lambda: self._lose_all(file))
+
+        def lose() -> None:
+            # Without the row, nobody would notice that what is put back is of another history.
+            if knows_last_row or not self._world.judge.is_rewritten:
+                self._lose_all(file)
+
+        self._world.scheduler.after(seconds + 1.0, lose)
 
     def _lose_all(self, file: Path) -> None:
         world = self._world

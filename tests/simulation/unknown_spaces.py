@@ -8,7 +8,8 @@ shown before it. Nothing else is excused.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 from cdc.positions.position import Position
 from cdc.protocol.constants import Key, Type
@@ -21,15 +22,30 @@ _LASTS = 2
 """Length of a life that goes on."""
 
 
+@dataclass
+class _Loss:
+    """A checkpoint that is left: its position, the snapshot that it rests on, and the spaces of which it has the forms."""
+
+    left: dict[int, int]
+    base_id: int
+    stored: frozenset[int]
+    until_seq: int | None = None
+    """Newest seq before the snapshot that follows, once that has begun."""
+
+    def knows(self, space_id: int, lives: Sequence[Sequence[int]]) -> bool:
+        """Whether the checkpoint has a space of this number, with which a snapshot compares the next one."""
+        there = ((self.left.get(origin, 0), came, went) for origin, came, *went in lives)
+        return space_id in self.stored and any(came <= lsn and all(end > lsn for end in went) for lsn, came, went in there)
+
+
 class UnknownSpaces:
     """The lives of all spaces, and the losses of checkpoints between them."""
 
     def __init__(self) -> None:
         # By space: origin and lsn of each time it came, and the lsn with which it went.
         self._lives: dict[int, list[list[int]]] = {}
-        self._left: Mapping[int, int] | None = None
-        self._left_id = self._until_seq = 0
-        self._stored: frozenset[int] = frozenset()
+        # Since the last snapshot that is complete.
+        self._losses: list[_Loss] = []
         # Spaces whose rows consumers keep, each with the last seq that was given before the snapshot.
         self._kept: list[tuple[int, int]] = []
 
@@ -54,35 +70,27 @@ class UnknownSpaces:
 
     def checkpoint_lost(self, left: Position, stored: Collection[int]) -> None:
         """A daemon will begin at the checkpoint `left`, and knows the spaces `stored`."""
-        self._stored = frozenset(stored) if self._left is None else self._stored & frozenset(stored)
-        former = self._left if self._left is not None else left.vclock
-        self._left = {origin: min(lsn, former.get(origin, 0)) for origin, lsn in left.vclock.items()}
-        self._left_id = left.snapshot.base_id if left.snapshot is not None else 0
+        base_id = left.snapshot.base_id if left.snapshot is not None else 0
+        self._losses.append(_Loss(dict(left.vclock), base_id, frozenset(stored)))
 
     def snapshot_begun(self, newest_seq: int) -> None:
-        """A snapshot begins, and `newest_seq` was given last before it."""
-        self._until_seq = newest_seq
+        """A snapshot begins, and `newest_seq` was given last before it. What is shown from here on is known."""
+        for loss in self._losses:
+            loss.until_seq = newest_seq if loss.until_seq is None else loss.until_seq
 
     def snapshot_taken(self, number: int, base: Mapping[int, int]) -> None:
         """A snapshot is complete, and its stream begins at `base`."""
-        if self._left is None or number == self._left_id:
+        if not self._losses or number == self._losses[-1].base_id:
             return
-        for space_id, lives in self._lives.items():
-            if self._is_known(space_id):
-                continue
-            for origin, came, *went in lives:
-                is_new = came > self._left.get(origin, 0) or space_id not in self._stored
-                if went and is_new and went[0] <= base.get(origin, 0):
-                    self._kept.append((space_id, self._until_seq))
-        self._left = None
-
-    def _is_known(self, space_id: int) -> bool:
-        """Whether the checkpoint that is left has a space of this number, with which a snapshot compares the next one."""
-        left = self._left or {}
-        lives = self._lives[space_id] if space_id in self._stored else ()
-        return any(
-            came <= left.get(origin, 0) and all(lsn > left.get(origin, 0) for lsn in went) for origin, came, *went in lives
-        )
+        for loss in self._losses:
+            for space_id, lives in self._lives.items():
+                if loss.knows(space_id, lives):
+                    continue
+                for origin, came, *went in lives:
+                    is_new = came > loss.left.get(origin, 0) or space_id not in loss.stored
+                    if went and is_new and went[0] <= base.get(origin, 0):
+                        self._kept.append((space_id, loss.until_seq or 0))
+        self._losses.clear()
 
     def sweep(self, consumer: Consumer | LastSeqs | PatchedRows) -> None:
         """Have a consumer do what an operator has to do."""
