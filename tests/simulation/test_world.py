@@ -122,20 +122,10 @@ FOUND: Final[dict[str, tuple[int, int, dict[str, Any]]]] = {
         _faults((0.2398, "kill", 5.8601), (0.4437, "spaces left out", 13.3573)),
     ),
     "a machine that stops soon after its daemon's start": (74, 10, _faults((0.2775, "power off", 4.5388))),
-    "a standby that is filled while a key is doubtful": (322, 15, _faults((0.7527, "disk full", 9.988), (0.933, "kill", 9.7019))),
     "an empty standby, and an old checkpoint": (
-        901309,
-        1,
-        _faults(
-            (0.1407, "kafka away", 5.9308),
-            (0.6268, "configuration changed", 0.184),
-            (0.8924, "member upgraded", 5.8961),
-        ),
-    ),
-    "a space left out, and the next one of its number": (
-        901023,
-        36,
-        _faults((0.6626, "spaces left out", 0.3891), (0.8867, "stop", 8.1329)),
+        501,
+        5,
+        _faults((0.1639, "kafka away", 5.93), (0.7144, "configuration changed", 0.2)),
     ),
     "a position put back where leaders move": (
         2072,
