@@ -14,9 +14,8 @@ from spark_jobs.contract.source import Topics
 from spark_jobs.current import read_current
 from spark_jobs.errors import JobError
 from spark_jobs.lake.clustering import Clustering, cluster_by
-from spark_jobs.tables import delta, iceberg_upkeep
+from spark_jobs.tables import delta, iceberg_tables, iceberg_upkeep
 from spark_jobs.tables.format import TableFormat
-from spark_jobs.tables.iceberg_tables import load
 from tests.spark.formats import in_either_format
 from tests.spark.messages import FakeTopics, Message, put, schema
 from tests.spark.sinks import current_sink
@@ -31,7 +30,7 @@ def clustering(spark: SparkSession, known: TableFormat, table: str) -> list[str]
     """The columns by which a table's rows are put together."""
     if known is delta:
         return list(delta.delta(spark, table).detail().collect()[0]["clusteringColumns"])
-    return list(iceberg_upkeep._clustered_by(load(spark, table)))
+    return list(iceberg_upkeep._clustered_by(iceberg_tables.load(spark, table)))
 
 
 @in_either_format
@@ -67,6 +66,12 @@ def test_rows_are_put_together_by_the_chosen_fields(
     assert "--cluster-by: the space 'users' has no such fields: none" in said
     assert run.main(["maintain", "--path", users, "--table-format", known.NAME, "--no-vacuum"]) == 0
     assert cities("city") == expected
+    if known is delta:
+        done = spark.sql(f"DESCRIBE HISTORY {delta.identifier(users)}").where("operation = 'OPTIMIZE'").collect()
+        assert [row["operationParameters"]["clusterBy"] for row in done] == ['["city"]']
+    else:
+        (file,) = spark.table(f"{iceberg_tables.identifier(spark, users)}.files").select("file_path").collect()
+        assert [row["city"] for row in spark.read.parquet(file[0]).collect()] == ["Oslo"] * 6 + ["Rome"] * 4
     # The field's column is another one from now on, and the first rewriting has no such column any more.
     expected[11] = "Oslo"
     process(3, schema(10, version=2, columns=RENAMED), put("c", {"id": 11, "town": "Oslo", "paid": True}, 11, version=2))
