@@ -160,6 +160,12 @@ def bucket_lines(buckets: dict[str, Any] | None) -> list[tuple[str, str]]:
     if buckets is None:
         return []
     lines = [("buckets", buckets["message"])] if buckets["waiting"] else []
+    if buckets["awaits"]:
+        names = ", ".join(buckets["awaits"])
+        lines.append(("beginning", f"not all daemons have seen each other begin, rows may be shown again; missing: {names}"))
+    if buckets["arrived_unseen"]:
+        told = f"{buckets['arrived_unseen']} buckets arrived while the daemon didn't follow: rows deleted then may be left over"
+        lines.append(("left over", told))
     if buckets["lost_changes"]:
         named = "; ".join(f"bucket {one['bucket_id']}, space {one['space_id']}, key {one['key']}" for one in buckets["lost"])
         lines.append(

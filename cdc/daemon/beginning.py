@@ -63,6 +63,7 @@ class Observations:
 
     merging_upsert_count: int = 0
     lost_change_count: int = 0
+    changed_bucket_count: int = 0
     overdue_quorum: OverdueQuorum | None = None
     recognizes_rows: bool = True
     """Whether the next stream should see its last rows again. False once after their log turned out to be gone."""

@@ -18,11 +18,16 @@ from cdc.daemon.clock import now_us
 from cdc.daemon.runner import PipelineRunner
 from cdc.positions.vclock import VClock
 from cdc.stream.moved_buckets import MovedBuckets
-from cdc.stream.reports.bucket_waits import STRANGERS_REMEDY, BucketsState
+from cdc.stream.moves.queues import Question
+from cdc.stream.reports.bucket_waits import NAMED_MAX, STRANGERS_REMEDY, BucketsState
 from cdc.upstream import resume
 
 DOUBLED_SECONDS: Final = 10.0
 """Time after which a bucket with two owners is reported: the shards' records are read in any order."""
+
+SETTLING_SECONDS: Final = 30.0
+"""Time for which a daemon that is to stop when it has caught up waits for others to see it begin. Until they have, in this run or
+a later one, rows that buckets bring or take may be shown again."""
 
 Surveyed = Callable[[], tuple[float, Sequence[VClock]]]
 """Returns when the last survey of the members ended (monotonic seconds), and the positions of those that answered."""
@@ -52,10 +57,12 @@ class BucketWatch:
         self._runner = runner
         self._observations = observations
         self._lost_before = observations.lost_change_count
+        self._changed_before = observations.changed_bucket_count
         self._ignored = ignored
         self._surveyed = surveyed
         # When questions of other shards were read first (monotonic seconds).
-        self._asked: dict[tuple[str, int], float] = {}
+        self._asked: dict[Question, float] = {}
+        self._settles_until: float | None = None
         self._doubled_since: dict[int, float] = {}
         self._log = structlog.get_logger().bind(name=context.config.name)
         self.state = BucketsState()
@@ -76,6 +83,16 @@ class BucketWatch:
         return self._moves is not None and bool(self._moves.queues.questions())
 
     @property
+    def is_settling(self) -> bool:
+        """Whether other daemons may soon have seen this one begin. After SETTLING_SECONDS they aren't expected to any more."""
+        moves, now = self._moves, time.monotonic()
+        if moves is None or not (moves.queues.beginnings.must_settle or moves.queues.beginnings.awaits):
+            return False
+        if self._settles_until is None:
+            self._settles_until = now + SETTLING_SECONDS
+        return now < self._settles_until
+
+    @property
     def has_room(self) -> bool:
         """Whether rows that have to wait for other shards fit into memory. If not, nothing is read until some go on."""
         return self._moves is None or self._moves.queues.waiting.byte_count < self._config.source.transaction_bytes_max
@@ -89,7 +106,7 @@ class BucketWatch:
         if reader is None or moves is None:
             return
         news = reader.news()
-        if news or moves.queues.is_ready:
+        if news or moves.is_ready:
             self._runner.submit_all(moves.heard(news, now_us()))
         self._answer_questions(moves)
         self._update_state(moves)
@@ -117,8 +134,17 @@ class BucketWatch:
             is_full=not self.has_room,
             overdue_us=now_us() - self._config.source.bucket_alert_ms * 1000,
             lost_before=self._lost_before,
+            changed_before=self._changed_before,
         )
         self._observations.lost_change_count = state.lost_count
+        self._observations.changed_bucket_count = state.changed_count
+        arrived = moves.queues.beginnings.arrived_unseen
+        if state.arrived_unseen and not before.arrived_unseen and arrived:
+            self._log.warning(
+                "buckets have arrived while the daemon didn't follow: consumers may keep rows that were deleted there meanwhile",
+                count=len(arrived),
+                buckets=arrived[:NAMED_MAX],
+            )
         if state.is_overdue and not before.is_overdue:
             self._log.warning("rows of a bucket wait", reason=state.sentence(now_us()))
         elif before.is_overdue and not state.is_overdue:

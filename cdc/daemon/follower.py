@@ -349,7 +349,7 @@ class Follower:
             and target is not None
             and ledger.acknowledged.covers(target)
             and not ledger.unsettled_count
-            and not (self._buckets.waits or self._buckets.is_asked)
+            and not (self._buckets.waits or self._buckets.is_asked or self._buckets.is_settling)
             and not (self._recognition.is_waiting and time.monotonic() < self._recognized_until)
         )
 

@@ -47,6 +47,10 @@ COUNTERS: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
         "Changes that clients wrote past the router to copies of buckets that other shards own: they aren't published",
         lambda s: s.buckets.lost_count if s.buckets is not None else 0,
     ),
+    "tarantool_cdc_buckets_changed": (
+        "Buckets that have arrived with other rows than they had where they came from: their rows were shown again",
+        lambda s: s.buckets.changed_count if s.buckets is not None else 0,
+    ),
     "tarantool_cdc_log_lines_lost": (LOG_LINES_LOST, lambda _: log.lost_count()),
 }
 """Names without `_total`, which the exposition adds."""
@@ -123,6 +127,10 @@ GAUGES: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
     "tarantool_cdc_bucket_waiting_bytes": (
         "Memory of the rows that wait with these buckets",
         lambda s: s.buckets.byte_count if s.buckets is not None else 0,
+    ),
+    "tarantool_cdc_buckets_arrived_unseen": (
+        "Buckets that have arrived while the daemon didn't follow: rows that were deleted then may be left over",
+        lambda s: s.buckets.arrived_unseen if s.buckets is not None else 0,
     ),
     "tarantool_cdc_buckets_doubled": (
         "Buckets that more than one shard owns",

@@ -10,17 +10,21 @@ rows wait there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
+from cdc.positions.position import Rekeyed
 from cdc.positions.vclock import VClock
 from cdc.protocol.codec import tuple_values
+from cdc.schema.forms import SpaceForm
+from cdc.stream import shown_again
 from cdc.stream.batches.batch import Batch
 from cdc.stream.batches.bucket_gate import BucketGate
 from cdc.stream.batches.event_context import EventContext
 from cdc.stream.batches.routed_messages import RowWriter
 from cdc.stream.boundaries import Boundaries
 from cdc.stream.fragments import EventFragments
-from cdc.stream.moves.queues import BucketQueues
-from cdc.stream.snapshots.backfill import encoder_of, write_row
+from cdc.stream.moves.queues import BucketQueues, Question, Whole
+from cdc.stream.snapshots.backfill import encoder_of, write_gone, write_row
 from cdc.stream.stream_events import StreamEvents
 
 
@@ -33,12 +37,17 @@ class MovedBuckets:
         self._builder = context.builder
         self._events = events
         self._boundaries = boundaries
-        self._writer = RowWriter(context.builder, context.envelope, tombstones=False)
+        self._writer = RowWriter(context.builder, context.envelope, tombstones=context.options.tombstones)
 
     @property
     def queues(self) -> BucketQueues:
         """The buckets, and what waits."""
         return self._gate.queues
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether `heard` has something to do without news."""
+        return self.queues.is_ready or self.queues.beginnings.must_settle
 
     def resume(self, now_us: int) -> Iterator[Batch]:
         """Yield the batches of what is to be done at the position where a connection begins."""
@@ -48,7 +57,7 @@ class MovedBuckets:
         if self.queues.is_past:
             return
         if self._gate.must_begin:
-            self.begin(is_snapshot=False)
+            self.begin()
         yield self._boundaries.take_batch()
         yield from self.go_on(self._context.envelope.batch_time(now_us))
 
@@ -62,10 +71,11 @@ class MovedBuckets:
             self.queues.heard(bucket_id)
         if not self.queues.is_past:
             yield from self.go_on(self._context.envelope.batch_time(now_us))
+            yield from self._settle()
             if self._builder.parts:
                 yield self._boundaries.take_batch()
 
-    def answer(self, questions: Iterable[tuple[str, int]]) -> Batch | None:
+    def answer(self, questions: Iterable[Question]) -> Batch | None:
         """Answer questions of `queues`: the rows so far include all that the servers had when they were asked."""
         if self.queues.is_past:
             return None
@@ -73,11 +83,11 @@ class MovedBuckets:
         self._gate.write_news()
         return self._boundaries.take_batch() if self._builder.parts else None
 
-    def begin(self, *, is_snapshot: bool) -> None:
+    def begin(self) -> None:
         """Record all buckets, at the end of a snapshot, or where none are recorded."""
         uuid = self._events.base.replicaset_uuid
         if uuid is not None:
-            self._gate.begin(str(uuid), is_snapshot=is_snapshot)
+            self._gate.begin(str(uuid), self._events.now_us)
 
     def go_on(self, suffix: bytes) -> Iterator[Batch]:
         """Make the events of rows that need wait no longer; yield full batches."""
@@ -85,8 +95,8 @@ class MovedBuckets:
             return
         fragments: EventFragments | None = None
         for each in self._gate.advance(self._events.now_us):
-            if isinstance(each, int):
-                yield from self._show(each)
+            if isinstance(each, tuple):
+                yield from self._publish(*each)
             else:
                 fragments = self._events.handle_waiting(each, fragments, suffix)
             if self._builder.is_full:
@@ -97,23 +107,44 @@ class MovedBuckets:
             self._events.record(fragments)
         self._gate.write_news()
 
-    def _show(self, bucket_id: int) -> Iterator[Batch]:
-        """Publish all rows of a bucket, as a snapshot does: nobody else has published them as they are now."""
+    def _settle(self) -> Iterator[Batch]:
+        """Draw the conclusion once all daemons have seen each other begin."""
+        if not self.queues.beginnings.must_settle:
+            return
+        events = self._events
+        if self.queues.beginnings.settle():
+            known = {one.space_id for one in events.base.rekeyed}
+            again = [form.space_id for form in self._sharded_forms() if form.space_id not in known]
+            events.base = replace(events.base, rekeyed=(*events.base.rekeyed, *map(Rekeyed, again)))
+        self._gate.write_news()
+        yield self._boundaries.take_batch()
+        yield from shown_again.publish(self._context, events, self._boundaries)
+
+    def _sharded_forms(self) -> Iterator[SpaceForm]:
+        """Yield the forms of the spaces whose rows are in buckets."""
+        for form in self._context.spaces.published_forms():
+            # Known once there is an encoder: since this start, the space may have had no row.
+            if encoder_of(self._context.spaces, form.space_id) is not None and form.space_id in self._gate.sharded:
+                yield form
+
+    def _publish(self, bucket_id: int, whole: Whole) -> Iterator[Batch]:
+        """Publish all rows of a bucket, as a snapshot does: as they are now, or as gone."""
         context, images, events = self._context, self._context.images, self._events
         assert images is not None
         state = events.base.snapshot
         snapshot_id, vclock = state.snapshot_id if state is not None else 0, context.envelope.vclock(VClock(events.vclock))
-        for form in context.spaces.published_forms():
-            space_id = form.space_id
+        for form in self._sharded_forms():
+            space_id, field = form.space_id, self._gate.sharded[form.space_id]
             space = encoder_of(context.spaces, space_id)
-            # Known once there is an encoder: since this start, the space may have had no row.
-            field = self._gate.sharded.get(space_id)
-            if space is None or field is None:
-                continue
+            assert space is not None
             pieces = context.envelope.snapshot_pieces(space, snapshot_id, vclock, events.now_us)
             for _, tuple_ in images.scan(space_id):
                 values = tuple_values(tuple_)
-                if field < len(values) and values[field] == bucket_id:
+                if field >= len(values) or values[field] != bucket_id:
+                    continue
+                if whole is Whole.SHOWN:
                     write_row(context, self._writer, space, tuple_, values, pieces)
-                    if self._builder.is_full:
-                        yield self._boundaries.take_batch()
+                else:
+                    write_gone(context, self._writer, space, tuple_, values, pieces)
+                if self._builder.is_full:
+                    yield self._boundaries.take_batch()

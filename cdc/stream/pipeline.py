@@ -294,7 +294,7 @@ class Pipeline:
         if self._context.spaces.moves is not None:
             self._context.spaces.moves.forget()
         if self.moves is not None:
-            self.moves.begin(is_snapshot=True)
+            self.moves.begin()
         yield self._batch()
 
     # Requests.

@@ -15,12 +15,12 @@ from dataclasses import replace
 
 from cdc.errors import CdcError
 from cdc.positions.position import Rekeyed
+from cdc.stream import shown_again
 from cdc.stream.batches.batch import Batch
 from cdc.stream.batches.event_context import EventContext
 from cdc.stream.boundaries import Boundaries
 from cdc.stream.moved_buckets import MovedBuckets
 from cdc.stream.savepoint import Savepoint
-from cdc.stream.snapshots import rekeying
 from cdc.stream.snapshots.backfill import abort, names_of
 from cdc.stream.stream_events import StreamEvents
 from cdc.stream.transactions.transaction import Transaction
@@ -49,7 +49,7 @@ class Publication:
                 self._context.notifier.request(request, "RESUMED", events.now_us, names, total_rows_scanned=str(request.all_rows))
             if self._builder.parts:
                 yield self._boundaries.take_batch()
-        yield from self._publish_rekeyed()
+        yield from shown_again.publish(self._context, self._events, self._boundaries)
 
     def publish(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
         """Make the events of the next transaction; yield full batches.
@@ -76,7 +76,7 @@ class Publication:
         if self._events.has_rekeyed:
             yield from self._rekey()
             yield boundaries.take_batch()
-            yield from self._publish_rekeyed()
+            yield from shown_again.publish(self._context, self._events, self._boundaries)
         elif builder.is_full or before is None:
             yield boundaries.take_batch()
         if self._moves is not None:
@@ -90,11 +90,3 @@ class Publication:
         for space_id in events.take_rekeyed():
             others = tuple(one for one in events.base.rekeyed if one.space_id != space_id)
             events.base = replace(events.base, rekeyed=(*others, Rekeyed(space_id)))
-
-    def _publish_rekeyed(self) -> Iterator[Batch]:
-        """Publish the rows of spaces with changed primary keys; the stream waits meanwhile."""
-        events = self._events
-        while events.base.rekeyed:
-            events.base = rekeying.advance(events.position, events.now_us, self._context)
-            yield self._boundaries.take_batch()
-            yield Batch.pause(events.base)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,12 +12,12 @@ import structlog
 
 from cdc.daemon import bucket_watch
 from cdc.daemon.beginning import Observations, RunContext
-from cdc.daemon.bucket_watch import DOUBLED_SECONDS, BucketWatch
+from cdc.daemon.bucket_watch import DOUBLED_SECONDS, SETTLING_SECONDS, BucketWatch
 from cdc.daemon.runner import PipelineRunner
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 from cdc.stream.batches.batch import Batch
-from cdc.stream.moves.records import BucketRecord, bucket_key
+from cdc.stream.moves.records import BucketRecord, ShardRecord, bucket_key
 from tests.fakes.moving import CAPTURES, Cluster, Daemon, pieces
 
 
@@ -104,3 +105,35 @@ def test_what_operators_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watched.watch.waits
     assert watched.status.buckets is watched.watch.state
     assert not watched.watch.has_room
+
+
+def test_another_daemon_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is seen by what a later survey covers, too. For a while it is expected to see this one."""
+    watched = Watched(monkeypatch)
+    here = watched.daemon.pipeline.position.vclock
+    assert watched.watch.is_settling
+    watched.write(None, ShardRecord("b", 7).to_json())
+    watched.watch.look()
+    assert watched.watch.is_asked
+    watched.surveyed = 104.0, [here]
+    watched.watch.look()
+    (_, record), *others = watched.records
+    assert (json.loads(record)["seen"], others) == ({"b1": 7}, [])
+    assert (watched.watch.is_asked, watched.watch.is_settling, watched.status.buckets.awaits) == (False, True, ("b1",))  # type: ignore[union-attr]
+    own = watched.daemon.moves.queues.beginnings.record
+    watched.write(None, ShardRecord("b", 7, {"a1": own.began_us}).to_json())
+    assert watched.watch.is_settling, "the conclusion isn't drawn yet"
+    watched.watch.look()
+    ((_, record),) = watched.records
+    assert (json.loads(record)["is_settled"], watched.watch.is_settling) == (True, False)
+    watched.now = 105.0
+    watched.write(None, ShardRecord("b", 8, {"a1": own.began_us}).to_json())
+    watched.watch.look()
+    assert watched.watch.is_asked, "it has begun again"
+
+
+def test_others_are_awaited_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    assert watched.watch.is_settling
+    watched.now += SETTLING_SECONDS
+    assert not watched.watch.is_settling

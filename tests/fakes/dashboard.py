@@ -163,10 +163,12 @@ ROWS: Final[tuple[tuple[str, tuple[Plot, ...]], ...]] = (
             Plot("How long the first has been waiting", "s", ((level("tarantool_cdc_bucket_wait_seconds"), DAEMON),)),
             Plot("Memory of their rows", "bytes", ((level("tarantool_cdc_bucket_waiting_bytes"), DAEMON),)),
             Plot(
-                "Buckets of several shards, and changes lost by that",
+                "Buckets of several shards, changed on the way, or come unseen, and lost changes",
                 "none",
                 (
                     (level("tarantool_cdc_buckets_doubled"), f"doubled {DAEMON}"),
+                    (level("tarantool_cdc_buckets_arrived_unseen"), f"unseen {DAEMON}"),
+                    (gain("tarantool_cdc_buckets_changed_total"), f"changed {DAEMON}"),
                     (gain("tarantool_cdc_bucket_changes_lost_total"), f"lost {DAEMON}"),
                 ),
             ),

@@ -156,9 +156,10 @@ class Daemon:
         """Read what the others have committed."""
         self._submit(self.moves.heard(list(self._news()), NOW_US))
 
-    def answer(self) -> None:
+    def answer(self, *, is_caught_up: bool = False) -> None:
         """Its master's position was asked for after the questions were read."""
-        batch = self.moves.answer(self.moves.queues.questions()) if self.at == len(self.stream) else None
+        is_caught_up = is_caught_up or self.at == len(self.stream)
+        batch = self.moves.answer(self.moves.queues.questions()) if is_caught_up else None
         if batch is not None:
             self._submitted.append(batch)
 
@@ -208,6 +209,20 @@ class Daemon:
             for batch in self._committed:
                 self.pipeline.images.written(batch.changes)
         self._committed.clear()
+
+
+def meet(daemons: Iterable[Daemon]) -> None:
+    """All see each other begin: their masters have had nothing more since the snapshots."""
+    daemons = list(daemons)
+    for _ in range(3):
+        for daemon in daemons:
+            daemon.hear()
+            daemon.answer(is_caught_up=True)
+            daemon.commit()
+    for daemon in daemons:
+        daemon.hear()
+        daemon.commit()
+        daemon.flush()
 
 
 def kept(daemons: Iterable[Daemon]) -> list[list[Any]]:

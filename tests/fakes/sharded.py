@@ -1,4 +1,4 @@
-"""A cluster of three replica sets under a random load: users, buckets that move as vshard moves them, and TRUNCATEs.
+"""A cluster of three replica sets under a random load: users, buckets that move as vshard moves them, TRUNCATEs, and a DROP.
 
 It is the servers' side alone; what daemons make of the logs is compared with what it knows (`changes`). Several moves go on at a
 time, a step now and then, and half of them fail somewhere. Users write to the owner of a bucket, unless it is on its way.
@@ -20,6 +20,9 @@ from tests.fakes.moving import Log, UserChange
 NAMES: Final = ("s1", "s2", "s3")
 BUCKETS: Final = 6
 KEYS: Final = 18
+ORDERS: Final = "orders"
+CUSTOMERS: Final = "customers"
+"""Sharded spaces; no key is in both."""
 EMPTIED: Final = "t"
 """Operation of a change that a TRUNCATE has made: consumers see a `d`, or the `t` of the shard."""
 
@@ -33,6 +36,12 @@ class Shard:
     master: Master
     sent: int = 0
     """How many rows of its log its daemon has got."""
+    spaces: list[str] = field(default_factory=lambda: [ORDERS, CUSTOMERS])
+    """The sharded spaces that it has."""
+
+    def contents(self) -> list[list[Any]]:
+        """The rows of these."""
+        return [row for space in self.spaces for row in self.master.contents(space)]
 
     def log(self) -> Log:
         """Its log from here on."""
@@ -58,25 +67,37 @@ class Move:
     phase: str = "copying"
     emptied: list[list[Any]] = field(default_factory=list)
     """Rows that a TRUNCATE has removed at the destination."""
+    converted: list[list[Any]] = field(default_factory=list)
+    """Rows of which servers have changed values."""
 
 
 class ShardedCluster:
     """The cluster."""
 
     def __init__(
-        self, chance: random.Random, *, changes_buckets: bool = False, is_old: bool = False, by_name: bool = False
+        self,
+        chance: random.Random,
+        *,
+        changes_buckets: bool = False,
+        is_old: bool = False,
+        by_name: bool = False,
+        converts: bool = False,
     ) -> None:
         """With `changes_buckets`, rows get another bucket, and keys come back in another one.
 
         If it `is_old`, vshard counts no attempts to move, as before 0.1.41. With `by_name`, `_bucket` calls replica sets by name,
-        as with vshard's `identification_mode = "name_as_key"`.
+        as with vshard's `identification_mode = "name_as_key"`. If it `converts`, servers change some values of rows that move.
         """
         self._chance, self._changes_buckets, self._is_old, self._by_name = chance, changes_buckets, is_old, by_name
+        self._converts = converts
         self.shards = {name: _shard(name, UUID(int=number + 1)) for number, name in enumerate(NAMES)}
+        self.converted_count = 0
         self.changes: dict[int, list[UserChange]] = defaultdict(list)
         """What users have done to each key of the cluster, in order."""
         self.rows: dict[int, list[Any]] = {}
         """The cluster's rows."""
+        self.dropped: dict[int, int] = {}
+        """Of each key of a space that is gone: how many changes it had."""
         self._owner = {bucket: self.shards[chance.choice(NAMES)] for bucket in range(1, BUCKETS + 1)}
         self._generation: dict[int, int] = dict.fromkeys(self._owner, 0)
         self._moves: dict[int, Move] = {}
@@ -100,6 +121,16 @@ class ShardedCluster:
         else:
             self._write()
 
+    def drop(self, shard: Shard) -> None:
+        """A shard drops one of the spaces, in which nobody writes from the first of it on."""
+        if not self.dropped:
+            self.dropped = {key: len(self.changes[key]) for key in range(KEYS) if space_of(key) == CUSTOMERS}
+            self.rows = {key: row for key, row in self.rows.items() if key not in self.dropped}
+            for move in self._moves.values():
+                move.to_copy = [row for row in move.to_copy if row[0] not in self.dropped]
+        shard.master.drop(CUSTOMERS)
+        shard.spaces.remove(CUSTOMERS)
+
     def end_moves(self) -> None:
         """All moves come to their end."""
         while self._moves:
@@ -112,6 +143,8 @@ class ShardedCluster:
         keys = [self._chance.randrange(KEYS) for _ in range(self._chance.choice((1, 1, 1, 2, 4)))]
         of_shard: Shard | None = None
         for key in dict.fromkeys(keys):
+            if key in self.dropped:
+                continue
             before = self.rows.get(key)
             bucket = before[1] if before is not None else self._chance.choice(self._buckets_for(key))
             shard = self._owner[bucket]
@@ -143,14 +176,14 @@ class ShardedCluster:
             after = [key, self._chance.choice([bucket, *others]), self._n]
         if before is None or kind in ("replace", "other bucket"):
             assert after is not None
-            (master.insert if before is None and kind == "update" else master.replace)("orders", *after)
+            (master.insert if before is None and kind == "update" else master.replace)(space_of(key), *after)
         elif kind == "update":
-            master.update("orders", [key], ["=", 3, self._n])
+            master.update(space_of(key), [key], ["=", 3, self._n])
         elif kind == "upsert":
-            master.upsert("orders", [key, bucket, 0], ["=", 3, self._n])
+            master.upsert(space_of(key), [key, bucket, 0], ["=", 3, self._n])
         else:
             after = None
-            master.delete("orders", key)
+            master.delete(space_of(key), key)
         self._note("d" if after is None else "c" if before is None else "u", key, after)
 
     def _note(self, operation: str, key: int, after: list[Any] | None) -> None:
@@ -168,16 +201,17 @@ class ShardedCluster:
         return move is not None and move.phase in ("copying", "sent")
 
     def _truncate(self, shard: Shard) -> None:
-        """A shard is emptied, unless a bucket is on its way from it: then some of its rows would be elsewhere already."""
+        """A space of a shard is emptied, unless a bucket is on its way from it: some of its rows would be elsewhere already."""
         if any(move.source is shard and move.phase in ("copying", "sent") for move in self._moves.values()):
             return
+        space = self._chance.choice(shard.spaces)
         for move in self._moves.values():
             if move.destination is shard and move.phase in ("copying", "sent"):
-                move.emptied += [row for row in shard.master.contents("orders") if row[1] == move.bucket]
+                move.emptied += [row for row in shard.master.contents(space) if row[1] == move.bucket]
         for key, row in list(self.rows.items()):
-            if self._owner[row[1]] is shard:
+            if self._owner[row[1]] is shard and space_of(key) == space:
                 self._note(EMPTIED, key, None)
-        shard.master.truncate("orders")
+        shard.master.truncate(space)
 
     # Moves.
 
@@ -192,7 +226,7 @@ class ShardedCluster:
             self._state(source, bucket, "readonly", None, generation - 1)
         self._state(source, bucket, "sending", destination, generation)
         self._state(destination, bucket, "receiving", source, generation)
-        rows = [row for row in source.master.contents("orders") if row[1] == bucket]
+        rows = [row for row in source.contents() if row[1] == bucket and row[0] not in self.dropped]
         self._moves[bucket] = Move(bucket, source, destination, generation, rows)
 
     def _go_on(self, move: Move) -> None:
@@ -207,7 +241,10 @@ class ShardedCluster:
                 copied, move.to_copy = move.to_copy[:count], move.to_copy[count:]
                 destination.master.begin()
                 for row in copied:
-                    destination.master.insert("orders", *row)
+                    if self._converts and row[2] % 3 == 0:
+                        row = [*row[:2], row[2] + 10_000]  # noqa: PLW2901 - the source keeps its own
+                        move.converted.append(row)
+                    destination.master.insert(space_of(row[0]), *row)
                 destination.master.commit()
             case "copying":
                 self._state(source, bucket, "sent", destination, move.generation)
@@ -222,8 +259,11 @@ class ShardedCluster:
                     self._collect(source, bucket)
                 self._state(destination, bucket, "active", None, move.generation)
                 self._owner[bucket] = destination
+                self.rows.update({row[0]: row for row in move.converted if row[0] in self.rows})
+                self.converted_count += len(move.converted)
                 for row in move.emptied:
-                    self._note(EMPTIED, row[0], None)
+                    if row[0] not in self.dropped:
+                        self._note(EMPTIED, row[0], None)
                 move.phase = "arrived"
             case _:
                 if any(row[0] == bucket for row in source.master.contents("_bucket")):
@@ -234,12 +274,12 @@ class ShardedCluster:
     @staticmethod
     def _is_refused(move: Move) -> bool:
         """Whether the destination has one of the keys already, in a bucket that isn't collected yet: then the INSERT fails."""
-        there = {row[0] for row in move.destination.master.contents("orders") if row[1] != move.bucket}
+        there = {row[0] for row in move.destination.contents() if row[1] != move.bucket}
         return any(row[0] in there for row in move.to_copy)
 
     def _collect(self, shard: Shard, bucket: int) -> None:
-        for row in [row for row in shard.master.contents("orders") if row[1] == bucket]:
-            shard.master.delete("orders", row[0])
+        for row in [row for row in shard.contents() if row[1] == bucket]:
+            shard.master.delete(space_of(row[0]), row[0])
         shard.master.delete("_bucket", bucket)
 
     def _state(self, shard: Shard, bucket: int, status: str, peer: Shard | None, generation: int) -> None:
@@ -248,10 +288,16 @@ class ShardedCluster:
         shard.master.replace("_bucket", bucket, status, called, options)
 
 
+def space_of(key: int) -> str:
+    """The space that has a key."""
+    return CUSTOMERS if key % 3 == 0 else ORDERS
+
+
 def _shard(name: str, uuid: UUID) -> Shard:
     master = Master("2.11", replicaset_uuid=uuid)
     states = [("id", "unsigned"), ("status", "string"), ("destination", "string"), ("opts", "map")]
     master.create_space("_bucket", [{"name": name, "type": kind, "is_nullable": kind != "unsigned"} for name, kind in states])
-    master.create_space("orders", [{"name": name, "type": "unsigned"} for name in ("id", "bucket_id", "n")])
-    master.create_index("orders", [{"field": 1, "type": "unsigned"}], index_id=1, name="bucket_id")
+    for space in (ORDERS, CUSTOMERS):
+        master.create_space(space, [{"name": name, "type": "unsigned"} for name in ("id", "bucket_id", "n")])
+        master.create_index(space, [{"field": 1, "type": "unsigned"}], index_id=1, name="bucket_id")
     return Shard(name, uuid, master)

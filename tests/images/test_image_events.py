@@ -18,6 +18,7 @@ from cdc.images.overlay import DOUBTFUL_MAX
 from cdc.positions.vclock import VClock
 from cdc.protocol import layout
 from cdc.protocol.codec import FrameDecoder, tuple_values
+from cdc.protocol.constants import Type
 from cdc.protocol.extensions import OpaqueExtension
 from cdc.schema.keys import space_prefix
 from tests.fakes import wire
@@ -141,6 +142,50 @@ def test_upsert_whose_operations_fail_changes_what_it_can() -> None:
     target = shop()
     target.master._write(9, {0x10: 512, 0x21: [1, "x"], 0x28: [["+", 2, 5], ["+", 3, 5]], 0x15: 1})
     assert content(target.events()) == [("u", ONE, {**ONE, "balance": 15})]
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (Type.INSERT, {0x21: [3, "three"]}),
+        (Type.REPLACE, {0x21: [1, "ONE"]}),
+        (Type.REPLACE, {0x21: [3, "three"]}),
+        (Type.UPDATE, {0x20: [1], 0x21: [["=", 2, "ONE"], ["+", 3, 5]], 0x15: 1}),
+        (Type.UPDATE, {0x20: [77], 0x21: [["=", 2, "x"]], 0x15: 1}),
+        (Type.UPSERT, {0x21: [1, "x", 1], 0x28: [["+", 3, 5]], 0x15: 1}),
+        (Type.UPSERT, {0x21: [3, "three", 1], 0x28: [["+", 3, 5]], 0x15: 1}),
+        (Type.UPSERT, {0x21: [1, "x"], 0x28: [["+", 1, 5]], 0x15: 1}),
+        (Type.UPSERT, {0x21: [1, "x"], 0x28: [["+", 2, 5], ["+", 3, 5]], 0x15: 1}),
+        (Type.DELETE, {0x20: [1]}),
+        (Type.DELETE, {0x20: [77]}),
+    ],
+)
+def test_the_tuple_that_a_row_will_leave(kind: int, body: dict[int, Any]) -> None:
+    """It is what the row leaves when it is carried out. Until then the images stay as they are."""
+    target = shop()
+    target.master.replace("users", 2, "two")
+    target.events()
+    target.master._write(kind, {0x10: 512, **body})
+    frame = target.master.log[-1].packet(1)
+    changes, images = target.replica.pipeline._context.spaces.image_changes[512], target.replica.pipeline.images
+    assert images is not None
+    key, before, _ = changes.place_of(kind, frame)
+    after = changes.tuple_after(kind, frame, before)
+    assert images.current(key) == before
+    target.events()
+    assert images.current(key) == after
+
+
+@pytest.mark.parametrize("operations", [[["+", 2, 5]], [["=", 1, 9]]])
+def test_what_cannot_be_carried_out_will_leave_the_tuple(operations: list[Any]) -> None:
+    target = shop()
+    target.master.replace("users", 2, "two")
+    target.events()
+    target.master._write(Type.UPDATE, {0x10: 512, 0x20: [1], 0x21: operations, 0x15: 1})
+    frame = target.master.log[-1].packet(1)
+    changes = target.replica.pipeline._context.spaces.image_changes[512]
+    _, before, _ = changes.place_of(Type.UPDATE, frame)
+    assert changes.tuple_after(Type.UPDATE, frame, before) == before
 
 
 def test_update_that_fails_ends_it() -> None:

@@ -212,6 +212,7 @@ def test_consumers_see_nothing_of_moves(
     assert first.exit_status(wait_seconds=180) == 0, first.log_text()
     run = fleet.start()
     wait_for("both stream", fleet.caught_up)
+    wait_for("each has seen the other begin", lambda: all(is_settled(state) for state in fleet.statuses().values()))
     for _ in range(moves):
         router.write(5)
         if is_troubled:
@@ -236,6 +237,12 @@ def test_consumers_see_nothing_of_moves(
             wanted = [("c", None, wanted[0][2]), *wanted[1:]]
         assert seen == wanted, (seed, key)
         assert seen or changes[-1][2] is None, (seed, key)
+
+
+def is_settled(state: dict[str, Any]) -> bool:
+    """Whether a shard is past the beginnings, by its status."""
+    status = state.get("status")
+    return status is not None and status["buckets"] is not None and not status["buckets"]["awaits"]
 
 
 def is_waiting(state: dict[str, Any]) -> bool:

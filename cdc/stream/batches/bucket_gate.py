@@ -16,7 +16,6 @@ from typing import Any, Final, NamedTuple
 
 from cdc.events import topics
 from cdc.events.envelope import Change, SpaceEvents
-from cdc.events.json_values import encode
 from cdc.images.image_events import ImageChanges
 from cdc.images.notations import KeyNotation
 from cdc.images.overlay import Images
@@ -27,8 +26,9 @@ from cdc.schema.sharding import BUCKETS
 from cdc.schema.tracker import SchemaTracker
 from cdc.stream.batches.batch import BatchBuilder
 from cdc.stream.batches.bucket_spaces import bucket_field_of, bucket_space, steps_in
+from cdc.stream.moves.comparison import row_hash, with_arrived, with_collected, with_emptied
 from cdc.stream.moves.held import HELD_NUMBER, Held, HeldRow, Origin, unpack
-from cdc.stream.moves.queues import BucketQueues, Fate
+from cdc.stream.moves.queues import BucketQueues, Fate, Whole
 from cdc.stream.moves.records import OWNED, Place, Shards, Step, bucket_key
 from cdc.stream.transactions.transaction import Transaction
 
@@ -61,7 +61,7 @@ class BucketGate:
         self._builder = builder
         self._discard = discard
         self._own_prefix = f"{builder.names.prefix}.{shards.own_name}."
-        self._has_records = shards.own.replicaset_uuid is not None
+        self._has_records = shards.own.record is not None
         self._are_moving = self.queues.are_moving
         # The states of a snapshot whose rows are arriving, and those before it.
         self._snapshot: dict[int, Step] | None = None
@@ -69,6 +69,8 @@ class BucketGate:
         self._row: tuple[Transaction, bytes, int, int, dict[int, int]] | None = None
         # What has waited and is handled now, and its fate.
         self._decided: tuple[Held, Fate] | None = None
+        # Whether rows that moves have made are new, and not only missing in the images.
+        self._counts_moved = True
 
     # Encoders.
 
@@ -135,8 +137,14 @@ class BucketGate:
                     self._hold(fate, queue, (space.form.space_id, key, kind, frame), after, field)
                     return None
                 if fate is Fate.LOST:
-                    self.queues.lose(queue, self.queues.status(queue), space.form.space_id, key)
+                    self.queues.note_lost(queue, space.form.space_id, key)
             found = change(body, frame)
+            if fate is Fate.SILENT and self._counts_moved and not self.queues.is_past:
+                moved = arrived if kind == Type.INSERT else tuple_values(before) if before is not None else None
+                record = self.queues.records.get(queue)
+                if moved is not None and record is not None:
+                    with_row = with_arrived if kind == Type.INSERT else with_collected
+                    self.queues.record(queue, with_row(record, row_hash(space.form.name, moved)))
             if before is None or kind == Type.DELETE or fate is Fate.SILENT or self.queues.is_past:
                 return found if fate is Fate.PUBLISHED else None
             after, is_here = self._images.current(key), self.queues.is_here_at(bucket_id, number)
@@ -144,7 +152,7 @@ class BucketGate:
             is_after_here = after is not None and self.queues.is_here_at(bucket_after, number)
             if fate is Fate.PUBLISHED and after is not None and not is_after_here and is_here:
                 # The row was given to a bucket that isn't this shard's any more: here it is gone.
-                self.queues.lose(bucket_after, None, space.form.space_id, key)
+                self.queues.lost.add(bucket_after, None, space.form.space_id, key)
                 return changes.event_of(before, is_gone=True)
             if fate is Fate.PUBLISHED:
                 return found
@@ -169,16 +177,18 @@ class BucketGate:
         """Whether rows may need wait no longer."""
         return self.queues.is_ready
 
-    def advance(self, now_us: int) -> Iterator[HeldRow | int]:
-        """Yield the rows of sharded spaces that need wait no longer, and buckets whose rows are all to be published.
+    def advance(self, now_us: int) -> Iterator[HeldRow | tuple[int, Whole]]:
+        """Yield the rows of sharded spaces that need wait no longer, and buckets that are published as a whole.
 
         The caller handles each before it asks for the next. The rows' fate is decided meanwhile.
         """
-        for held, fate in self.queues.advance(now_us):
-            if isinstance(held, int):
-                yield held
-                continue
-            yield from self._released(held, fate)
+        for each, fate in self.queues.advance(now_us):
+            if isinstance(fate, Whole):
+                assert isinstance(each, int)
+                yield each, fate
+            else:
+                assert isinstance(each, Held)
+                yield from self._released(each, fate)
         self.note_moving()
 
     def clear(self, space: SpaceEvents, *, keeps_form: bool) -> None:
@@ -189,6 +199,9 @@ class BucketGate:
         nothing can be made of it any more.
         """
         space_id, field = space.form.space_id, self._field_of(space)
+        if field is not None and not self.queues.is_past:
+            for bucket_id, record in list(self.queues.records.items()):
+                self.queues.record(bucket_id, with_emptied(record))
         emptied, kept = self._emptied(space_id, field) if keeps_form and field is not None else ([], {})
         doubtful = self._images.doubtful & kept.keys()
         self._images.clear(space_id)
@@ -265,8 +278,10 @@ class BucketGate:
 
     def leftovers(self) -> Iterator[HeldRow]:
         """Yield the rows that the state store has as waiting, and that are published."""
+        self._counts_moved = False
         for held, fate in self.queues.leftovers():
             yield from self._released(held, fate)
+        self._counts_moved = True
         if not self.queues.is_past:
             self.queues.end_past()
         self.note_moving()
@@ -283,7 +298,7 @@ class BucketGate:
     def load(self, *, is_past: bool) -> None:
         """Take what waits from the state store, which is at the position of the images."""
         for _, value in self._images.scan(HELD_NUMBER):
-            self.queues.restore(unpack(value))
+            self.queues.append(unpack(value))
         self.queues.is_past = is_past
         self._are_moving = self.queues.are_moving
 
@@ -292,6 +307,10 @@ class BucketGate:
         if self._snapshot is None and not self.queues.is_past:
             for bucket_id, record in self.queues.take_news():
                 self._builder.control(topics.BUCKETS, bucket_key(bucket_id), record.to_json())
+            beginnings = self.queues.beginnings
+            if beginnings.has_news:
+                self._builder.control(topics.BUCKETS, bucket_key(None), beginnings.record.to_json())
+                beginnings.has_news = False
 
     # Beginnings.
 
@@ -323,13 +342,11 @@ class BucketGate:
         field = self.sharded.get(space_id)
         return field is not None and field < len(row) and not self.queues.is_here(row[field])
 
-    def begin(self, replicaset_uuid: str, *, is_snapshot: bool) -> None:
+    def begin(self, replicaset_uuid: str, now_us: int) -> None:
         """Record all buckets, from the images."""
         self._snapshot = None
-        steps = steps_in(self._images, bucket_space(self._schema))
-        self.queues.begin(steps, replicaset_uuid, is_snapshot=is_snapshot)
+        self.queues.begin(steps_in(self._images, bucket_space(self._schema)), replicaset_uuid, now_us)
         self.write_news()
-        self._builder.control(topics.BUCKETS, bucket_key(None), encode({"replicaset_uuid": replicaset_uuid}))
         self._has_records = True
         self._are_moving = not self.queues.are_moving
         self.note_moving()

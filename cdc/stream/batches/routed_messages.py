@@ -68,6 +68,12 @@ class RowWriter:
         builder.byte_count += len(value)
         builder.parts.append((space.topic, key, value))
 
+    def put_gone(self, space: SpaceEvents, key: bytes, opening: bytes, content: bytes, pieces: tuple[bytes, bytes]) -> None:
+        """Put an event that says that a row is gone, and its tombstone."""
+        self.put(space, key, opening, content, pieces)
+        if self._tombstones and space.route is None:
+            self._builder.parts.append((space.topic, key, None))
+
     def _event(self, before: bytes, after: bytes, seq: int, start: bytes) -> bytes:
         return b"".join((start, before, self._envelope.number(seq), after))
 

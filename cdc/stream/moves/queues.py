@@ -31,8 +31,11 @@ before it that concern the bucket, so that their fate is that of their place in 
 
 What has arrived, is collected, or is lost with a copy changes the images here, and publishes nothing. What is lost is counted.
 
-Moves are paired by their generation, the number of the bucket's attempts to move, and before vshard 0.1.41 by count. If the
+Moves are paired by their generation, the number of the bucket's attempts to move, and before vshard 0.1.41 by count
+(cdc.stream.moves.counts). If the
 source's daemon never had the bucket's rows, as it began later, the arrivals are the only copy: they are published at the stop.
+
+A daemon that begins while buckets move knows only a part of this: see cdc.stream.moves.beginnings.
 
 Where everything up to a checkpoint is published, and only images are brought up to it (`past`), the queues become what they were
 at the checkpoint: the bucket's record there names the first row that waited (`head`).
@@ -42,21 +45,31 @@ This module knows neither events nor images.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, NamedTuple
 
 from cdc.protocol.constants import Type
+from cdc.stream.moves.beginnings import Beginnings
+from cdc.stream.moves.comparison import begun, with_lost
+from cdc.stream.moves.counts import Counts, with_answer
 from cdc.stream.moves.held import Held, HeldRow
+from cdc.stream.moves.lost import LostChanges
 from cdc.stream.moves.records import GARBAGE, OWNED, RECEIVING, SENDING, SENT, BucketRecord, Place, Shards, Step
 from cdc.stream.moves.waiting import WaitingRows
 
 _UNKNOWN: Final = 1 << 53
 """Generation of a bucket that has left by an unknown move."""
-LOST_NAMED_MAX: Final = 20
-"""Number of lost changes whose keys are kept for reports."""
+
+
+class Whole(Enum):
+    """What becomes of all rows of a bucket that this shard has."""
+
+    SHOWN = "shown"
+    """Nobody else has published them as they are now."""
+    TAKEN_AWAY = "taken away"
+    """Consumers have none of them until another shard shows them."""
 
 
 class Fate(Enum):
@@ -82,13 +95,15 @@ class Wait:
     asks: bool = False
 
 
-class LostChange(NamedTuple):
-    """A change that was written past the router to a copy of a bucket, and that the bucket's owner doesn't have."""
+class Question(NamedTuple):
+    """A shard asks about a bucket. If that is None, its daemon began at `number`, and it asks whether this one has seen it.
 
-    bucket_id: int
-    status: str | None
-    space_id: int
-    key: bytes
+    A question with the name of this shard is one to itself, about what it has read when another shard has answered.
+    """
+
+    name: str
+    bucket_id: int | None
+    number: int = 0
 
 
 class BucketQueues:
@@ -97,8 +112,8 @@ class BucketQueues:
     def __init__(self, shards: Shards) -> None:
         self.records: dict[int, BucketRecord] = dict(shards.own.records)
         """The buckets as of the rows that have been processed."""
-        self.own_uuid = shards.own.replicaset_uuid or ""
-        """The replica set."""
+        self.beginnings = Beginnings(shards)
+        """Which daemons have seen each other begin."""
         self.is_past = False
         """Whether the rows up to the checkpoint are published already."""
         self.waiting = WaitingRows()
@@ -107,12 +122,14 @@ class BucketQueues:
         """Buckets that wait."""
         self.is_settled = True
         """Whether the records say all of what waits. In the middle of rows that can only go on together they don't."""
-        self.lost_count = 0
-        self.lost: deque[LostChange] = deque(maxlen=LOST_NAMED_MAX)
-        """The last of the lost changes."""
+        self.lost = LostChanges()
+        """Changes that were lost with copies."""
         self.strangers = {str(one.peer) for one in self.records.values() if shards.is_stranger(one.peer)}
         """Names of replica sets in `_bucket` that no shard of the fleet's file has."""
         self._shards = shards
+        self.changed_count = 0
+        """How many buckets have arrived whose rows weren't all the same as where they came from."""
+        self._counts = Counts(shards)
         self._dirty: dict[int, None] = {}
         self._ready: dict[int, None] = {}
         # Buckets in states in which rows aren't simply published.
@@ -129,11 +146,6 @@ class BucketQueues:
     def is_ready(self) -> bool:
         """Whether `advance` may have something."""
         return bool(self._ready)
-
-    def status(self, bucket_id: object) -> str | None:
-        """Return a bucket's state; None if it has none."""
-        record = self.records.get(bucket_id) if type(bucket_id) is int else None
-        return record.status if record is not None else None
 
     def is_here(self, bucket_id: object) -> bool:
         """Return whether rows of a bucket are this shard's: it owns the bucket, or knows nothing of it."""
@@ -175,22 +187,24 @@ class BucketQueues:
             waits = bucket_id in self.waiting.queues or (record is not None and record.head == place)
             if not waits:
                 return None
-        elif not (bucket_id in self.waiting.queues or self.waiting.concerns(bucket_id) or _is_arrived(record, step)):
+        elif not (
+            bucket_id in self.waiting.queues
+            or self.waiting.concerns(bucket_id)
+            or _is_arrived(record, step)
+            or self.beginnings.is_taken_away(step)
+        ):
             self._enter(bucket_id, step)
             return None
         else:
             self._ready[bucket_id] = None
-        return self._append(Held(self.waiting.next_number, bucket_id, place, step=step))
+        return self.append(Held(self.waiting.next_number, bucket_id, place, step=step))
 
     def hold(self, bucket_id: int, place: Place, row: HeldRow) -> Held:
         """Have a row wait, in this bucket, that is at this place in the log."""
-        return self._append(Held(self.waiting.next_number, bucket_id, place, row=row))
+        return self.append(Held(self.waiting.next_number, bucket_id, place, row=row))
 
-    def restore(self, held: Held) -> None:
-        """Have a row wait that the state store has. To be called in their order."""
-        self._append(held)
-
-    def _append(self, held: Held) -> Held:
+    def append(self, held: Held) -> Held:
+        """Have a row wait: one that has come, or one that the state store has, in their order."""
         bucket_id = held.bucket_id
         if bucket_id not in self.waiting.queues and not held.is_follower:
             self._dirty[bucket_id] = None
@@ -215,7 +229,7 @@ class BucketQueues:
                 record = self.records.get(held.bucket_id)
                 fate = followers_fate or (_fate(record.status, held.row.kind) if record is not None else Fate.PUBLISHED)
                 if fate is Fate.LOST and record is not None:
-                    self.lose(held.bucket_id, record.status, held.row.space_id, held.row.key)
+                    self.note_lost(held.bucket_id, held.row.space_id, held.row.key)
 
     def forget_space(self, space_id: int) -> list[Held]:
         """Forget the rows of a space that wait, as the space is gone; return them."""
@@ -234,12 +248,12 @@ class BucketQueues:
         """Note that another shard's record of a bucket has changed; None if a whole shard may have."""
         if bucket_id is None:
             self._ready.update(dict.fromkeys(self.waiting.queues))
-            self._ready.update({each: None for each, record in self.records.items() if record.shown_at is not None})
-        elif bucket_id in self.waiting.queues or (bucket_id in self.records and self.records[bucket_id].shown_at is not None):
+            self._ready.update({each: None for each, record in self.records.items() if record.arrived or record.changed})
+        elif bucket_id in self.waiting.queues or bucket_id in self.records:
             self._ready[bucket_id] = None
 
-    def advance(self, now_us: int) -> Iterator[tuple[Held | int, Fate]]:
-        """Yield the rows that need wait no longer, in order, with their fate; a bucket's id if all its rows are to be published.
+    def advance(self, now_us: int) -> Iterator[tuple[Held, Fate] | tuple[int, Whole]]:
+        """Yield the rows that need wait no longer, in order, with their fate, and buckets that are published as a whole.
 
         The caller handles each before it asks for the next.
         """
@@ -247,16 +261,9 @@ class BucketQueues:
             bucket_id = next(iter(self._ready))
             del self._ready[bucket_id]
             yield from self._advance(bucket_id, now_us)
+        self.beginnings.go_on(self.waiting.oldest_number)
 
-    def _advance(self, bucket_id: int, now_us: int) -> Iterator[tuple[Held | int, Fate]]:
-        record = self.records.get(bucket_id)
-        if record is not None and record.shown_at is not None:
-            passed = self._shards.has_passed_since(bucket_id, record.shown_at)
-            if passed:
-                yield bucket_id, Fate.PUBLISHED
-            if passed is not None:
-                self.records[bucket_id] = replace(record, shown_at=None)
-                self._dirty[bucket_id] = None
+    def _advance(self, bucket_id: int, now_us: int) -> Iterator[tuple[Held, Fate] | tuple[int, Whole]]:
         while (queue := self.waiting.queues.get(bucket_id)) is not None:
             head = queue.rows[0]
             ahead = self.waiting.blocker(bucket_id)
@@ -274,12 +281,14 @@ class BucketQueues:
                     _, step = queue.steps[0]
                     fate = Fate.PUBLISHED if step.status in OWNED else Fate.LOST
                 if fate is Fate.LOST:
-                    self.lose(bucket_id, record.status, head.row.space_id, head.row.key)
+                    self.note_lost(bucket_id, head.row.space_id, head.row.key)
             else:
                 fate = Fate.PUBLISHED
             if step is not None and not queue.has_passed and record is not None and _is_arrived(record, step):
-                verdict = self._shards.verdict(bucket_id, record, self.own_uuid)
+                verdict = self._shards.verdict(bucket_id, record, self.beginnings.record.replicaset_uuid)
                 if verdict.waits_for is not None:
+                    if verdict.asks and record.generation is None:
+                        self.record(bucket_id, self._counts.ask(bucket_id, verdict.waits_for, record, queue))
                     self._wait(bucket_id, verdict.waits_for, now_us, asks=verdict.asks)
                     return
                 queue.has_passed = True
@@ -287,11 +296,43 @@ class BucketQueues:
                     taken = {**record.taken, record.peer: record.taken.get(record.peer, 0) + 1}
                     self.records[bucket_id] = replace(record, taken=taken)
                 if not verdict.was_published:
-                    yield bucket_id, Fate.PUBLISHED
+                    self.beginnings.doubt()
+                    yield bucket_id, Whole.SHOWN
             if head.step is not None:
                 queue.has_passed = False
+                if self.beginnings.is_taken_away(head.step):
+                    self.beginnings.take_away()
+                    yield bucket_id, Whole.TAKEN_AWAY
                 self._enter(bucket_id, head.step)
             yield from self._take(bucket_id, fate)
+        if self._must_show(bucket_id):
+            yield bucket_id, Whole.SHOWN
+
+    def _must_show(self, bucket_id: int) -> bool:
+        """Return whether a bucket has come here with other rows than it had where it, or its last owner, got it from."""
+        record = self.records.get(bucket_id)
+        if record is None or bucket_id in self.waiting.queues:
+            return False
+        # What is still arriving may have been collected already: vshard's source doesn't wait for the destination.
+        for arrived in record.arrived if record.status != RECEIVING else record.arrived[:-1]:
+            collected = self._shards.collected(bucket_id, arrived.generation)
+            if collected is not None:
+                is_changed = arrived != collected
+                self.changed_count += is_changed
+                rest = tuple(one for one in record.arrived if one is not arrived)
+                record = replace(record, arrived=rest, changed=arrived.generation if is_changed else record.changed)
+        changed, shown = self._shards.changed(bucket_id)
+        changed = max(changed, record.changed)
+        is_due = record.is_owned and changed > max(shown, record.shown)
+        self.record(bucket_id, replace(record, shown=changed) if is_due else record)
+        return is_due
+
+    def note_lost(self, bucket_id: int, space_id: int, key: bytes) -> None:
+        """Note a change that is lost with a copy, in the bucket's present state."""
+        record = self.records.get(bucket_id)
+        self.lost.add(bucket_id, record.status if record is not None else None, space_id, key)
+        if record is not None:
+            self.record(bucket_id, with_lost(record))
 
     def _wait(self, bucket_id: int, waits_for: str | None, now_us: int, *, asks: bool = False) -> None:
         before = self.waits.get(bucket_id)
@@ -299,26 +340,41 @@ class BucketQueues:
             self.waits[bucket_id] = Wait(bucket_id, waits_for, before.since_us if before is not None else now_us, asks)
             self._dirty[bucket_id] = None
 
-    def questions(self) -> list[tuple[str, int]]:
-        """Return the shards that ask about buckets that this one has no record of, and the buckets."""
-        return [question for question in self._shards.questions() if question[1] not in self.records]
+    def questions(self) -> list[Question]:
+        """Return what is to be answered once everything has been handled that the master has."""
+        asked = [
+            Question(name, bucket_id, self._shards.question(name, bucket_id).question)
+            for name, bucket_id in self._shards.questions()
+            if _is_unanswered(self._shards.question(name, bucket_id), name, self.records.get(bucket_id))
+        ]
+        begun = [Question(name, None, began_us) for name, began_us in self.beginnings.unseen()]
+        return [*asked, *begun, *(Question(self._shards.own_name, *answered) for answered in self._counts.answered())]
 
-    def answer(self, questions: Iterable[tuple[str, int]]) -> None:
-        """Answer that this shard never had these buckets. It has processed all that its master had when it was asked."""
-        for name, bucket_id in questions:
-            if bucket_id not in self.records:
-                asked, uuid = self._shards.question(name, bucket_id), self._shards.shard(name).replicaset_uuid or ""
-                number = asked.generation
-                own = {self.own_uuid, *self._shards.known_as(self._shards.own_name)}
-                missed = {uuid: sum(asked.taken.get(one, 0) for one in own) + 1} if number is None else {}
-                first = (number or 0) + 1
-                self.records[bucket_id] = BucketRecord(None, number, first=first, sent=missed, missed=missed)
-                self._dirty[bucket_id] = None
+    def answer(self, questions: Iterable[Question]) -> None:
+        """Answer these questions. Everything has been handled that the master had when they were read."""
+        for name, bucket_id, number in questions:
+            if bucket_id is None:
+                self.beginnings.see(name, number, self.waiting.next_number - 1)
+                continue
+            record, queue = self.records.get(bucket_id), self.waiting.queues.get(bucket_id)
+            if name == self._shards.own_name:
+                if record is not None and queue is not None:
+                    self.record(bucket_id, self._counts.conclude(bucket_id, number, record, queue))
+                    self._ready[bucket_id] = None
+                continue
+            asked = self._shards.question(name, bucket_id)
+            if _is_unanswered(asked, name, record):
+                if asked.question:
+                    self.record(bucket_id, with_answer(record, name, number, self._shards.known_as(name), queue))
+                else:
+                    self.record(bucket_id, BucketRecord(None, asked.generation, first=(asked.generation or 0) + 1))
+        self.beginnings.go_on(self.waiting.oldest_number)
 
-    def lose(self, bucket_id: int, status: str | None, space_id: int, key: bytes) -> None:
-        """Count a lost change."""
-        self.lost_count += 1
-        self.lost.append(LostChange(bucket_id, status, space_id, key))
+    def record(self, bucket_id: int, record: BucketRecord) -> None:
+        """Set a bucket's record."""
+        if record is not self.records.get(bucket_id):
+            self.records[bucket_id] = record
+            self._dirty[bucket_id] = None
 
     def _enter(self, bucket_id: int, step: Step) -> None:
         """Note that a bucket has this state now."""
@@ -336,27 +392,36 @@ class BucketQueues:
             found = replace(found, first=(generation or 0) + 1)
         if step.status == SENT and step.generation is None and step.peer is not None:
             found = replace(found, sent={**found.sent, step.peer: found.sent.get(step.peer, 0) + 1})
-        if not found.is_owned:
-            found = replace(found, shown_at=None)
+        if step.status == SENT and (self.beginnings.is_taken_away(step) or not self.beginnings.is_certain):
+            # Consumers may have older rows than this shard published: whoever gets these shows them.
+            found = replace(found, first=(generation or 0) + 1, missed=found.sent)
+        if step.status == RECEIVING and generation is not None:
+            found = replace(found, arrived=begun(found.arrived, generation))
+        elif step.status == SENDING and generation is not None:
+            found = replace(found, collected=begun(found.collected, generation))
+        elif before is not None and (before.status, step.status) == (RECEIVING, GARBAGE):
+            found = replace(found, arrived=found.arrived[:-1])
+        elif before is not None and before.status == SENDING and step.status != SENT:
+            found = replace(found, collected=found.collected[:-1])  # the move has failed
         self.records[bucket_id] = found
         self._dirty[bucket_id] = None
         (self._moving.add if _is_moving(step.status) else self._moving.discard)(bucket_id)
 
     # Beginning.
 
-    def begin(self, steps: dict[int, Step], own_uuid: str, *, is_snapshot: bool) -> None:
+    def begin(self, steps: dict[int, Step], own_uuid: str, now_us: int) -> None:
         """Begin with these states, of all buckets: at a snapshot, or where no records of this shard exist."""
-        self.own_uuid = own_uuid
         self.waiting = WaitingRows()
         self.waits.clear()
+        self._counts.clear()
         before, self.records = self.records, {}
+        arrived: list[int] = []
         for bucket_id in before.keys() | steps.keys():
-            self.records[bucket_id] = _at_beginning(
-                before.get(bucket_id), steps.get(bucket_id, Step(None)), is_snapshot=is_snapshot
-            )
-        for bucket_id, record in self.records.items():
-            if record.shown_at is not None and self._shards.has_passed_since(bucket_id, record.shown_at) is not None:
-                self.records[bucket_id] = replace(record, shown_at=None)
+            former, step = before.get(bucket_id), steps.get(bucket_id, Step(None))
+            self.records[bucket_id] = _at_beginning(former, step)
+            if _has_arrived(former, step):
+                arrived.append(bucket_id)
+        self.beginnings.begin(own_uuid, now_us, sorted(arrived))
         self._moving = {bucket_id for bucket_id, record in self.records.items() if _is_moving(record.status)}
         self._dirty = dict.fromkeys(self.records)
         self.heard(None)
@@ -396,6 +461,11 @@ class BucketQueues:
         self._dirty.clear()
 
 
+def _is_unanswered(asked: BucketRecord, name: str, own: BucketRecord | None) -> bool:
+    """Return whether a shard's question, which is in its record of a bucket, has no answer in this shard's record of it."""
+    return own is None or (asked.question > 0 and own.answers.get(name, (0, 0))[0] != asked.question)
+
+
 def _is_moving(status: str | None) -> bool:
     return status in (RECEIVING, SENDING, SENT, GARBAGE)
 
@@ -416,7 +486,14 @@ def _fate(status: str | None, kind: int) -> Fate:
     return Fate.LOST if status in (SENT, GARBAGE) else Fate.PUBLISHED
 
 
-def _at_beginning(before: BucketRecord | None, step: Step, *, is_snapshot: bool) -> BucketRecord:
+def _has_arrived(before: BucketRecord | None, step: Step) -> bool:
+    """Return whether an owned bucket, of which `before` was the last that was known, has been elsewhere since, or may have."""
+    if step.status not in OWNED:
+        return False
+    return before is None or not before.is_owned or step.generation is None or step.generation != before.generation
+
+
+def _at_beginning(before: BucketRecord | None, step: Step) -> BucketRecord:
     """Return a bucket's record at a beginning; `before` is that of an earlier time, after which rows may be unknown."""
     number = step.generation or 0
     # A bucket that is being sent, or is owned, has had its rows published by this snapshot.
@@ -425,7 +502,6 @@ def _at_beginning(before: BucketRecord | None, step: Step, *, is_snapshot: bool)
         first = before.first
     if step.status is None and before is not None:
         # It has left in between, it isn't known by which move: whatever other shards have got counts as unpublished.
-        return replace(before, status=None, head=None, shown_at=None, first=_UNKNOWN, generation=_UNKNOWN)
+        return replace(before, status=None, head=None, first=_UNKNOWN, generation=_UNKNOWN)
     missed = {step.peer: 1} if step.generation is None and step.status in (SENT, GARBAGE) and step.peer is not None else {}
-    shown_at = number if is_snapshot and step.status in OWNED and number else None
-    return BucketRecord(step.status, step.generation, step.peer, first, sent=missed, missed=missed, shown_at=shown_at)
+    return BucketRecord(step.status, step.generation, step.peer, first, sent=missed, missed=missed)

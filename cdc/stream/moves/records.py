@@ -1,7 +1,7 @@
 """What each shard's daemon says of its buckets, in `<prefix>.<shard>.buckets`: a compacted topic of one partition.
 
     {"bucket": 7}      {"status": "sent", "generation": 3, …}    the bucket as of the events that are committed with the record
-    {"bucket": null}   {"replicaset_uuid": "…"}                  all buckets are recorded: the daemon has begun
+    {"bucket": null}   {"replicaset_uuid": "…", …}               all buckets are recorded: the daemon has begun
 
 The replica set at the other end of a move is called as `_bucket` calls it: by its UUID, or by its name, where vshard has
 `identification_mode = "name_as_key"` (vshard's storage/init.lua, bucket_send_xc). The fleet's file says which shard has which
@@ -68,6 +68,16 @@ class Step(NamedTuple):
         return cls(str(row[_STATUS]), generation if type(generation) is int else None, str(peer) if peer is not None else None)
 
 
+class RowSum(NamedTuple):
+    """Rows that have moved with a bucket, added up: the move's generation, their number (-1: not those that were published), and
+    the sum.
+    """
+
+    generation: int
+    row_count: int = 0
+    total: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class BucketRecord:
     """A bucket as of a daemon's committed events. `status`, `generation` and `peer` are as in Step."""
@@ -83,11 +93,23 @@ class BucketRecord:
     """How many of these moves took rows away that this daemon hadn't published."""
     taken: Mapping[str, int] = field(default_factory=dict)
     """Without generations: how many arrivals from each replica set have been passed on to consumers."""
-    shown_at: int | None = None
-    """Generation of an owned bucket whose rows a snapshot has published, as long as its former owner may publish older changes
-    after these rows."""
+    aligned: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Without generations, by replica set: since that beginning of its daemon, its count of `sent` is so much higher than the
+    count of arrivals here (cdc.stream.moves.counts)."""
+    arrived: tuple[RowSum, ...] = ()
+    """The rows that have arrived by the last moves, until they are compared."""
+    collected: tuple[RowSum, ...] = ()
+    """Those that have been collected after the last moves away: all of a move, once the bucket has no row in `_bucket`."""
+    changed: int = 0
+    """Generation of the last move here of which rows changed on the way."""
+    shown: int = 0
+    """The highest `changed` of any shard after which all rows were shown here."""
     asks: str | None = None
-    """The shard that is asked whether it ever has had the bucket."""
+    """The shard that is asked whether it ever has had the bucket, or how often it has sent it."""
+    question: int = 0
+    """Number of the last question of the second kind."""
+    answers: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """By shard that has asked: the number of its question, and the answer."""
     head: Place | None = None
     """The first row that waits, if rows of this bucket wait: everything before it is published."""
 
@@ -98,14 +120,22 @@ class BucketRecord:
 
     def to_json(self) -> bytes:
         """Return the record's value."""
-        return encode({key: value for key, value in asdict(self).items() if value not in (None, {}, 0)})
+        return encode({key: value for key, value in asdict(self).items() if value not in (None, {}, (), 0)})
 
 
 def record_of(record: Mapping[str, Any]) -> BucketRecord:
     """Return what `to_json` has made a text of. Raises TypeError or ValueError for another."""
     head = record.get("head")
     known = {key: record[key] for key in BucketRecord.__slots__ if key in record}
+    for name in ("arrived", "collected"):
+        known[name] = tuple(RowSum(*map(int, each)) for each in known.get(name, ()))
+    for name in ("aligned", "answers"):
+        known[name] = {each: (int(pair[0]), int(pair[1])) for each, pair in known.get(name, {}).items()}
     return BucketRecord(**{"status": None, **known, "head": (int(head[0]), int(head[1]), int(head[2])) if head else None})
+
+
+def _shard_record_of(content: Mapping[str, Any]) -> ShardRecord:
+    return ShardRecord(**{key: content[key] for key in ShardRecord.__slots__ if key in content})
 
 
 def bucket_key(bucket_id: int | None) -> bytes:
@@ -125,13 +155,40 @@ class Verdict(NamedTuple):
     """Whether the shard's record says so."""
 
 
+@dataclass(frozen=True, slots=True)
+class ShardRecord:
+    """A shard as of its daemon's committed events (cdc.stream.moves.beginnings)."""
+
+    replicaset_uuid: str
+    began_us: int = 0
+    """When the daemon began, or began again, in microseconds since 1970. It tells one beginning from another."""
+    seen: Mapping[str, int] = field(default_factory=dict)
+    """The beginnings of other shards' daemons that this one has seen."""
+    departed: int = 0
+    """How often a bucket has left for a shard whose daemon this one hadn't seen begin."""
+    is_settled: bool = False
+    is_doubtful: bool = False
+    """Whether rows have arrived of which older events may come yet."""
+    arrived_unseen: int = 0
+    """How many buckets have arrived while the daemon didn't follow, all in all: a row that was deleted then may be left over."""
+
+    def to_json(self) -> bytes:
+        """Return the record's value."""
+        return encode({key: value for key, value in asdict(self).items() if value not in ({}, 0)})
+
+
 class ShardBuckets:
     """The records of one shard."""
 
     def __init__(self) -> None:
-        self.replicaset_uuid: str | None = None
+        self.record: ShardRecord | None = None
         """None until the shard's daemon has recorded all buckets."""
         self.records: dict[int, BucketRecord] = {}
+
+    @property
+    def replicaset_uuid(self) -> str | None:
+        """The replica set; None until the shard's daemon has recorded all buckets."""
+        return self.record.replicaset_uuid if self.record is not None else None
 
 
 class Shards:
@@ -167,7 +224,7 @@ class Shards:
             bucket_id = json.loads(key)["bucket"]
             content = json.loads(value) if value is not None else None
             if bucket_id is None:
-                shard.replicaset_uuid = content["replicaset_uuid"] if content is not None else None
+                shard.record = _shard_record_of(content) if content is not None else None
             elif content is None:
                 shard.records.pop(bucket_id, None)
             else:
@@ -204,31 +261,57 @@ class Shards:
         for name in sources or others:
             shard, found = self._shards[name], self._shards[name].records.get(bucket_id)
             if found is not None:
-                passed = _was_passed(found, arrival, own)
+                passed = _was_passed(shard, found, arrival, own)
                 if passed is not None:
                     return Verdict(None, passed, is_recorded=True)
             if shard.replicaset_uuid is None:
                 verdict = Verdict(name) if verdict.waits_for is None else verdict
             elif sources:
-                verdict = Verdict(name, asks=found is None)
+                verdict = Verdict(name, asks=found is None or _counts_differ(shard, arrival))
             elif found is not None and found.status not in LEFT:
                 verdict = Verdict(name)
         return verdict
 
-    def has_passed_since(self, bucket_id: int, generation: int) -> bool | None:
-        """Return whether another shard that had published a bucket has passed it on, by the move with this generation.
+    def collected(self, bucket_id: int, generation: int) -> RowSum | None:
+        """Return the rows that have been collected after a move, where they came from; None if that isn't known yet."""
+        for shard in self._shards.values():
+            found = shard.records.get(bucket_id)
+            if found is not None and (found.status is None or (found.generation or 0) > generation):
+                for each in found.collected:
+                    if each.generation == generation:
+                        return each
+        return None
 
-        None while no shard says so, and while a shard has the bucket, or has yet to begin, that may be the one.
-        """
-        arrival = BucketRecord(RECEIVING, generation)
-        others = [shard for name, shard in self._shards.items() if name != self.own_name]
-        records = [shard.records[bucket_id] for shard in others if bucket_id in shard.records]
-        if any(shard.replicaset_uuid is None for shard in others):
-            return None
-        if any((found.generation or 0) < generation and found.status not in LEFT for found in records):
-            return None
-        passed = [verdict for verdict in (_was_passed(found, arrival, ()) for found in records) if verdict is not None]
-        return any(passed) if passed else None
+    def changed(self, bucket_id: int) -> tuple[int, int]:
+        """Return the highest `changed` of a bucket that other shards have recorded, and the highest `shown`."""
+        others = (shard for name, shard in self._shards.items() if name != self.own_name)
+        found = [shard.records[bucket_id] for shard in others if bucket_id in shard.records]
+        return max((one.changed for one in found), default=0), max((one.shown for one in found), default=0)
+
+    # Beginnings.
+
+    def begun(self) -> list[tuple[str, int]]:
+        """Return the other shards whose daemons have begun, and when."""
+        others = [(name, shard.record) for name, shard in self._shards.items() if name != self.own_name]
+        return [(name, record.began_us) for name, record in others if record is not None]
+
+    def named(self, peer: str | None) -> list[str]:
+        """Return the shard whose replica set `_bucket` calls so; if none is known to be, those whose daemons haven't begun."""
+        others = [name for name in self._shards if name != self.own_name]
+        found = [name for name in others if peer is not None and peer in self.known_as(name)]
+        return found or [name for name in others if self._shards[name].record is None]
+
+    def awaited(self, own: ShardRecord) -> list[str]:
+        """Return the shards whose daemons haven't begun, or haven't seen all others; `own` is this shard's record as of now."""
+        records = {name: shard.record if name != self.own_name else own for name, shard in self._shards.items()}
+        return [name for name, by in records.items() if by is None or not _has_seen(name, by, records)]
+
+    @property
+    def have_departed(self) -> bool:
+        """Whether buckets of other shards ever left for one whose daemon wasn't seen."""
+        return any(shard.record is not None and shard.record.departed for shard in self._shards.values())
+
+    # Questions.
 
     def known_as(self, name: str) -> set[str]:
         """Return what `_bucket` calls a shard's replica set: its name, and its UUID once that is known."""
@@ -242,28 +325,42 @@ class Shards:
         return not _UUID.fullmatch(peer) and not any(peer in self.known_as(name) for name in self._shards)
 
     def questions(self) -> list[tuple[str, int]]:
-        """Return the shards that ask this one about buckets that it has no record of, and the buckets."""
-        return [(name, bucket_id) for name, bucket_id in self._questions if bucket_id not in self.own.records]
+        """Return the shards that ask this one about buckets, and the buckets."""
+        return list(self._questions)
 
     def question(self, name: str, bucket_id: int) -> BucketRecord:
         """Return the record of another shard's bucket with which it asks."""
         return self._shards[name].records[bucket_id]
 
 
-def _was_passed(found: BucketRecord, arrival: BucketRecord, own: Collection[str]) -> bool | None:
+def _has_seen(name: str, by: ShardRecord, records: Mapping[str, ShardRecord | None]) -> bool:
+    others = ((other, record) for other, record in records.items() if other != name)
+    return all(record is not None and by.seen.get(other) == record.began_us for other, record in others)
+
+
+def _was_passed(shard: ShardBuckets, found: BucketRecord, arrival: BucketRecord, own: Collection[str]) -> bool | None:
     """Return whether the former owner had published the rows that have arrived; None while it hasn't passed them on.
 
     `own` are the names of the replica set here.
     """
     if arrival.generation is None:
-        number = arrival.taken.get(arrival.peer or "", 0) + 1
-        return number > _count(found.missed, own) if _count(found.sent, own) >= number else None
+        if _counts_differ(shard, arrival):
+            return None
+        _, more = arrival.aligned[arrival.peer or ""]
+        number = arrival.taken.get(arrival.peer or "", 0) + 1 + more
+        return number > count(found.missed, own) if count(found.sent, own) >= number else None
     there = found.generation or 0
     if there > arrival.generation or (there == arrival.generation and found.status in LEFT):
         return arrival.generation >= found.first
     return None
 
 
-def _count(moves: Mapping[str, int], names: Collection[str]) -> int:
+def count(moves: Mapping[str, int], names: Collection[str]) -> int:
     """Return how many moves there were to or from a replica set."""
     return sum(moves.get(name, 0) for name in names)
+
+
+def _counts_differ(shard: ShardBuckets, arrival: BucketRecord) -> bool:
+    """Return whether it isn't known yet how a shard's count of moves compares with that of the arrivals here."""
+    began_us = shard.record.began_us if shard.record is not None else 0
+    return arrival.generation is None and arrival.aligned.get(arrival.peer or "", (None, 0))[0] != began_us

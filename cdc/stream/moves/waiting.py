@@ -56,6 +56,11 @@ class WaitingRows:
         """Number of the row that waits next."""
         return self._last_number + 1
 
+    @property
+    def oldest_number(self) -> int | None:
+        """Number of the first row that waits; None if none does. Rows in no queue come behind one in a queue."""
+        return min((queue.rows[0].number for queue in self.queues.values()), default=None)
+
     def has(self, key: bytes) -> bool:
         """Return whether rows of a key wait."""
         return key in self._of_key

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from cdc.stream.moves.queues import BucketQueues, LostChange, Wait
+from cdc.stream.moves.lost import LostChange
+from cdc.stream.moves.queues import BucketQueues, Wait
 
 STRANGERS_REMEDY: Final = (
     "Give that shard its replica set's name (box.info.replicaset.name) in the fleet's file: "
@@ -30,6 +31,12 @@ class BucketsState:
     lost_count: int = 0
     lost: tuple[LostChange, ...] = ()
     doubled: Mapping[int, list[str]] = field(default_factory=dict)
+    awaits: tuple[str, ...] = ()
+    """The shards whose daemons have to begin, or to see others begin, before this one's rows are sure to be right."""
+    arrived_unseen: int = 0
+    """Number of buckets that have arrived while the daemon didn't follow."""
+    changed_count: int = 0
+    """Number of buckets that have arrived with other rows than they had before."""
     is_full: bool = False
     """Whether so much waits that the stream isn't read any more."""
     strangers: tuple[str, ...] = ()
@@ -39,10 +46,17 @@ class BucketsState:
 
     @classmethod
     def of(
-        cls, queues: BucketQueues, doubled: Mapping[int, list[str]], *, is_full: bool, overdue_us: int, lost_before: int
+        cls,
+        queues: BucketQueues,
+        doubled: Mapping[int, list[str]],
+        *,
+        is_full: bool,
+        overdue_us: int,
+        lost_before: int,
+        changed_before: int = 0,
     ) -> BucketsState:
-        """Return the present state. A bucket is overdue that has been waiting since `overdue_us` or longer. `lost_before` is the
-        number of changes that were lost in earlier connections.
+        """Return the present state. A bucket is overdue that has been waiting since `overdue_us` or longer. `lost_before` and
+        `changed_before` are the counts of earlier connections.
         """
         waits = sorted(queues.waits.values(), key=lambda wait: wait.since_us)
         return cls(
@@ -50,9 +64,12 @@ class BucketsState:
             len(waits),
             queues.waiting.row_count,
             queues.waiting.byte_count,
-            lost_before + queues.lost_count,
-            tuple(queues.lost),
+            lost_before + queues.lost.count,
+            tuple(queues.lost.last),
             doubled,
+            tuple(queues.beginnings.awaits),
+            queues.beginnings.record.arrived_unseen,
+            changed_before + queues.changed_count,
             is_full,
             tuple(sorted(queues.strangers)[:NAMED_MAX]),
             bool(waits) and waits[0].since_us <= overdue_us,
@@ -104,6 +121,9 @@ class BucketsState:
                 for wait in self.waits
             ],
             "strangers": list(self.strangers),
+            "awaits": list(self.awaits),
+            "arrived_unseen": self.arrived_unseen,
+            "changed": self.changed_count,
             "lost_changes": self.lost_count,
             "lost": [
                 {"bucket_id": one.bucket_id, "state": one.status, "space_id": one.space_id, "key": one.key.hex()}

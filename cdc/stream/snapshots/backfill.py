@@ -359,6 +359,19 @@ def write_row(
     return True
 
 
+def write_gone(
+    context: EventContext, writer: RowWriter, space: SpaceEvents, tuple_: bytes, values: list[Any], pieces: tuple[bytes, bytes]
+) -> None:
+    """Put the event that one row of a space is gone into the batch. The images keep it. Raises as `write_row` does."""
+    changes = context.spaces.image_changes[space.form.space_id]
+    try:
+        if changes.space.route is None or changes.space.route.takes(values):
+            writer.put_gone(changes.space, *changes.event_of(tuple_, is_gone=True), pieces)
+    except (EncodingError, SchemaError) as error:
+        space_id = space.form.space_id
+        context.refusals.refuse(error, SNAPSHOT, Type.DELETE, 0, stored_body(space_id, tuple_), space_id)
+
+
 def encoder_of(spaces: Spaces, space_id: int) -> SpaceEvents | None:
     """Return the encoder of a space's rows; None if the space is gone or isn't published."""
     space = spaces.encoders.get(space_id)

@@ -1,11 +1,12 @@
-"""Publishes all rows of a space again under their new keys, as `r` events made from the images, after its primary key changed.
+"""Publishes all rows of a space again, as `r` events made from the images: under their new keys, after its primary key changed,
+or because older events may have come behind them (cdc.stream.moves.beginnings).
 
     transaction that alters the key │ chunk │ chunk │ … │ transactions of the stream        STARTED before the first chunk,
       schema record, `t`            │ r r r │ r r r │   │                                   COMPLETED with the last
 
-The space's `t` was published with the transaction, so consumers have none of its rows. The images have all of them: under the new
-keys if such keys can be stored (cdc.images), else still under the old ones, which are dropped with the last chunk. The stream
-waits meanwhile, so that consumers have the row that a later event changes.
+If the key changed, the space's `t` was published with the transaction, so consumers have none of its rows. The images have all
+of them: under the new keys if such keys can be stored (cdc.images), else still under the old ones, which are dropped with the
+last chunk. The stream waits meanwhile, so that consumers have the row that a later event changes.
 
 Every chunk ends at a position that records its progress. So a table of any size needs no large Kafka transaction, and a daemon
 that begins at such a position continues after it. A snapshot that is taken instead publishes the space from its beginning

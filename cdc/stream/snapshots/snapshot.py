@@ -77,7 +77,6 @@ class Snapshot:
         state = SnapshotState(self._id, False, rows_before, sweep_seq, is_silent=not publish, is_first=is_first)
         state = replace(state, choice=SnapshotChoice.number_of(context.options) if is_first else 0)
         self.position = replace(position, snapshot=state, rekeyed=(), last_rows=())
-        self._tombstones = context.options.tombstones
         self._is_base = not is_repeated and previous is not None
         self._seen: list[bytes] = []
         self._spaces = spaces
@@ -308,9 +307,7 @@ class Snapshot:
                 is_hidden = gate is not None and gate.hides_missing(form.space_id, tuple_values(tuple_))
                 if change is not None and not is_hidden and not self._silent[form.space_id]:
                     shown, opening, content = change
-                    self._event(space, shown, opening, content)
-                    if self._tombstones and space.route is None:
-                        self._builder.parts.append((space.topic, shown, None))
+                    self._writer.put_gone(space, shown, opening, content, self._pieces_of(space))
                 if count % _DELETES_MAX == 0 or self._builder.is_full:
                     yield
         self._images.end_snapshot()

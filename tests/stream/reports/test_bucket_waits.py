@@ -54,7 +54,7 @@ def test_a_replica_set_whose_name_no_shard_has() -> None:
     queues = BucketQueues(Shards("s1", ("s1", "s2")))
     queues.step(7, Step("sending", 1, "s2"), (1, 1, 0))
     assert state_of(queues).strangers_sentence is None
-    queues.step(7, Step("sent", 1, "storage-2"), (1, 2, 0))
+    queues.step(8, Step("sending", 1, "storage-2"), (1, 2, 0))
     state = state_of(queues)
     status = Status("shop.s1", buckets=state)
     assert "no shard has the name 'storage-2'" in str(status.shown_error)
