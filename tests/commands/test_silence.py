@@ -28,6 +28,8 @@ OF_FLEET = SilentError(f"the daemon 'shop' doesn't answer at a:1: its process {o
         (OF_FLEET, OF_FLEET.message),
         (RequestError("it refuses"), None),
     ],
+    # The text of an error has the number of this process, and all processes must find the same tests.
+    ids=["well", "older", "stuck", "frozen, by the fleet", "refuses"],
 )
 def test_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: Any, told: str | None) -> None:
     def ask(*_: object, **__: object) -> Any:
