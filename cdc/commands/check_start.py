@@ -44,7 +44,7 @@ from cdc.protocol.ballot import Ballot
 from cdc.registry.questions import Questions, RegistryRefusal
 from cdc.schema.forms import SpaceForm
 from cdc.store import numbers_file
-from cdc.store.files import has_data, in_use, is_held_by_daemon, is_locked, translate_denials
+from cdc.store.files import has_data, in_use, is_denied, is_held_by_daemon, is_locked, translate_denials
 from cdc.store.store import StateStore
 from cdc.stream.commits.checkpoint import Checkpoint, fold
 from cdc.stream.commits.former_topics import spaces_by_topic
@@ -211,9 +211,11 @@ def of_cluster(config: Config, stored: Checkpoint, admin: Admin, cluster: str | 
 def runs_already(config: Config, stored: Checkpoint) -> bool:
     """Return whether the daemon of this configuration is running: under its name, and in its state directory."""
     directory, sign = admission.store_path(config), stored.signs.get(config.name)
-    if not is_held_by_daemon(directory, config.name):
+    # Only the daemon's own user can see who holds the directory.
+    is_hidden = is_denied(directory)
+    if not is_hidden and not is_held_by_daemon(directory, config.name):
         return False
-    if sign is None:  # the daemon has just started, or its checkpoint was deleted
+    if is_hidden or sign is None:  # without a sign, the daemon has just started, or its checkpoint was deleted
         return config.http.address is not None and asking.name_at(config.http.address, access_of(config)) == config.name
     return sign.writer in StateDirectoryLock.writers_in(directory)[-1:]
 
@@ -277,10 +279,10 @@ def of_limits(config: Config, settings: Mapping[str, Settings]) -> Iterator[Find
 def of_store(config: Config) -> tuple[Checkpoint | None, list[Finding]]:
     """Return the state store's content and its problems.
 
-    The content is None if it can't be read: no store, or a daemon has it.
+    The content is None if it can't be read: no store, a daemon has it, or it is denied, which `of_state_path` reports.
     """
     path = admission.store_path(config)
-    if config.state.images != "full" or not has_data(path) or is_locked(path):
+    if config.state.images != "full" or is_denied(path) or not has_data(path) or is_locked(path):
         return None, []
     found = Checkpoint()
     try:
@@ -313,12 +315,15 @@ def of_state_path(config: Config, stored: Checkpoint, *, is_running: bool = Fals
     If a daemon of the name runs elsewhere (`is_running`), the store isn't lost.
     """
     path = config.state.path
-    there = next(parent for parent in (path, *path.parents) if parent.exists())
     is_needed = config.state.images == "full"
     try:
+        with translate_denials(path):
+            there = next(parent for parent in (path, *path.parents) if parent.exists())
         _write_into(path, there)
     except StateError as error:
-        yield Finding("state.path", str(error), is_failure=is_needed)
+        # A running daemon isn't stopped by what this command's user may not do.
+        is_others = is_denied(admission.store_path(config)) and runs_already(config, stored)
+        yield Finding("state.path", str(error), is_failure=is_needed and not is_others)
         return
     yield from _failure("state.path", lambda: admission.check_store_prefix(config))
     yield from _failure("state.path", lambda: _check_store(config, stored, is_running=is_running))
@@ -353,6 +358,7 @@ def _write_into(path: Path, there: Path) -> None:
         error = f"{there} is a file"
     else:
         images = path / "images"
+        has_data(images)  # raises where another user's store is
         with translate_denials(images):
             if images.is_dir() and not os.access(images, os.R_OK | os.W_OK | os.X_OK):
                 error = f"{images} may not be written to"

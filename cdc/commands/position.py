@@ -33,6 +33,7 @@ from cdc.kafka.names import names_of
 from cdc.kafka.topic_admin import TopicAdmin
 from cdc.positions.vclock import VClock
 from cdc.sources.handshake import greet, vote
+from cdc.store.files import is_denied, is_locked
 from cdc.stream.commits import ownership
 from cdc.stream.commits.checkpoint import Checkpoint, Writer, fold, owner_record, position_record, space_record
 from cdc.upstream.identity import instance_uuid
@@ -171,7 +172,12 @@ def _members(config: Config) -> tuple[dict[str, VClock], list[str]]:
 def _store_text(config: Config, store: VClock | None) -> str:
     if config.state.images != "full":
         return f'none (state.images = "{config.state.images}")'
-    return str(store) if store is not None else "empty, or a daemon has it open"
+    if store is not None:
+        return str(store)
+    path = admission.store_path(config)
+    if is_denied(path):
+        return "not known: only the daemon's user may look into it"
+    return "in use by the running daemon: `tarantool-cdc status` shows its position" if is_locked(path) else "empty"
 
 
 def _records(config: Config, stored: Checkpoint) -> list[tuple[bytes, bytes]]:

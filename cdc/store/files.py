@@ -117,6 +117,15 @@ def has_data(path: Path) -> bool:
         return (path / DATA_FILE).exists()
 
 
+def is_denied(path: Path) -> bool:
+    """Return whether this user has no access to the directory, and so can't tell what is in it."""
+    try:
+        has_data(path)
+    except StateError:
+        return True
+    return False
+
+
 @contextlib.contextmanager
 def translate_denials(path: Path) -> Iterator[None]:
     """Raise StateError if this user has no access to the directory or to one of its parents."""
@@ -130,7 +139,8 @@ def translate_denials(path: Path) -> Iterator[None]:
         owner, user = _user(closed.stat().st_uid), _user(os.geteuid())
         raise StateError(
             f"the state store {path} can't be accessed: {closed} belongs to the user {owner}, and this is {user}",
-            f"Run this as {owner}, or make {user} the owner (chown -R {user} {closed}).",
+            # Another owner would take the store from the daemon that runs.
+            f"Run this as {owner}. Only if the daemon itself is to run as {user} from now on, stop it and change the owner.",
         ) from error
 
 

@@ -6,8 +6,9 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from cdc.commands.check_start import (
     of_settings,
     of_signal_topic,
     of_state_path,
+    of_store,
     runs_already,
 )
 from cdc.config import Config, parse
@@ -350,6 +352,38 @@ def test_state_path_that_can_not(tmp_path: Path) -> None:
         # Without images it is needed by large transactions alone.
         assert not at(path, images="none")
     assert "Give state.path a directory" in run_into("/proc/nope")
+
+
+@pytest.fixture
+def denied() -> Iterator[Path]:
+    """A state directory whose store only its owner may look into, as another user finds it."""
+    with tempfile.TemporaryDirectory() as name:
+        path = Path(name)
+        path.chmod(0o755)
+        (path / "images").mkdir(mode=0)
+        user = os.geteuid()
+        if not user:
+            os.seteuid(65534)
+        try:
+            yield path
+        finally:
+            os.seteuid(user)
+
+
+def test_a_store_of_another_user(denied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest is looked at without it, and nothing is advised that would take the store from the daemon that has it."""
+    monkeypatch.setattr(ReadersView, "newest_numbers", lambda _: Numbers(0))
+    ours = config(state={"path": str(denied)}, http={"listen": "127.0.0.1:1"})
+    assert of_store(ours) == (None, [])
+    monkeypatch.setattr(asking, "name_at", lambda *_: None)
+    (found,) = of_state_path(ours, Checkpoint())
+    assert found.is_failure
+    assert "can't be accessed" in found.sentence
+    assert "Run this as " in found.sentence
+    assert "chown" not in found.sentence
+    monkeypatch.setattr(asking, "name_at", lambda *_: "shop")
+    assert [finding.is_failure for finding in of_state_path(ours, Checkpoint())] == [False]
+    assert [(finding.key, finding.is_well) for finding in of_kafka(ours, Checkpoint())] == [("name", True)]
 
 
 def run_into(path: str) -> str:

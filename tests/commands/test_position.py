@@ -19,6 +19,7 @@ from cdc.kafka.topic_admin import TopicAdmin
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
+from cdc.store.store import StateStore
 from cdc.stream.commits.checkpoint import Checkpoint, fold
 from tests.fakes.master import REPLICASET
 
@@ -197,3 +198,19 @@ def test_the_first_record_is_sent_alone(config: Config, monkeypatch: pytest.Monk
     monkeypatch.setattr(TopicAdmin, "ensure", lambda *_: None)
     command._write(config, [(b"position", b"1"), (b"form", b"2"), (b"owner", b"3")])
     assert calls == ["position", "flush", "form", "owner", "commit"]
+
+
+@pytest.mark.usefixtures("kafka")
+def test_a_store_that_the_daemon_has(config: Config) -> None:
+    """Where it is shown is said, as it is for none."""
+    ours = config.model_copy(update={"state": config.state.model_copy(update={"images": "full"})})
+
+    def shown() -> str:
+        said: list[str] = []
+        show(ours, said.append, as_json=False)
+        return next(line for line in said if line.startswith("store "))
+
+    assert shown() == "store        empty"
+    store = StateStore(ours.state.path / "images")
+    assert shown() == "store        in use by the running daemon: `tarantool-cdc status` shows its position"
+    store.close()
