@@ -36,9 +36,10 @@ def doctor(config: Config, say: Say, *, as_json: bool = False, is_verbose: bool 
     facts: list[str] = []
     found = examine(config, lambda line: facts.append(str(line)))
     shown, refusal = _shown_by_daemon(config)
-    is_running = shown is not None or refusal is not None
+    is_running = shown is not None or refusal is not None or found.runs_already
     is_silent = found.is_silent or isinstance(refusal, SilentError)
-    advice = [*_of_findings(found, is_running=is_running)]
+    advice = [*_of_absence(config, found, is_running=is_running or is_silent)]
+    advice += _of_findings(found, is_running=is_running)
     if isinstance(refusal, SilentError):
         if not found.is_silent:
             advice.append(Advice(Harm.STOP, "http.listen", refusal.message, refusal.hint))
@@ -86,6 +87,29 @@ def _says(former: Advice, advice: Advice) -> bool:
     return former.harm <= advice.harm and advice.sentence in former.sentence
 
 
+def _of_absence(config: Config, found: Examination, *, is_running: bool) -> Iterator[Advice]:
+    """Yield advice about a daemon that has published and doesn't run, first of all that stops it."""
+    if is_running or found.stored.position is None:
+        return
+    # A finding says that another process publishes under the name; one of a standby counts as good news there.
+    others = next((finding.sentence for finding in found.findings if finding.key == "name"), None)
+    if others is None:
+        sentence = "it doesn't run, so nothing is published since its checkpoint; nothing is lost while a member keeps the logs"
+        yield Advice(
+            Harm.STOP, config.name, sentence, "start it (`tarantool-cdc run`, or its service); its log says why it ended"
+        )
+    elif config.standby:
+        sentence = (
+            f"it doesn't run on this machine: {others.removesuffix(': this one would be its standby')}, without this standby"
+        )
+        yield Advice(
+            Harm.STOP,
+            config.name,
+            sentence,
+            "start it here, so that it takes over when that one fails",
+        )
+
+
 def _of_findings(found: Examination, *, is_running: bool) -> Iterator[Advice]:
     # Where another member can be followed, one that can't does no harm yet.
     can_follow = any(member.contents is not None for member in found.members)
@@ -107,7 +131,9 @@ def _of_findings(found: Examination, *, is_running: bool) -> Iterator[Advice]:
 
 def _of_daemon(shown: dict[str, Any] | None) -> Iterator[Advice]:
     for trouble in shown["troubles"] if shown is not None else ():
-        harm = Harm.LOSS if trouble.get("loses_rows") else Harm.WAIT if trouble["is_holding_up"] else Harm.SOON
+        harm = Harm.WAIT if trouble["is_holding_up"] else Harm.SOON
+        # A daemon of an older version doesn't report these.
+        harm = Harm.LOSS if trouble.get("loses_rows") else Harm.STOP if trouble.get("is_urgent") else harm
         yield Advice(harm, trouble["place"], trouble["sentence"], trouble["remedy"])
 
 

@@ -177,6 +177,13 @@ class UpstreamMonitor:
                     checkpoint=str(needed.logs_from),
                     logs_from=str(upstream.gc_vclock),
                 )
+            if upstream.is_following and upstream.is_refused and not (earlier is not None and earlier.is_refused):
+                self._log.warning(
+                    "the followed server would refuse a new connection: the open one goes on, and the next reconnect ends the "
+                    "daemon unless another member can be followed",
+                    upstream=upstream.address,
+                    reason=upstream.error,
+                )
             state, was = upstream.state, earlier.state if earlier is not None else None
             if state != was and state in _REPORTED_STATES and not upstream.is_following:
                 self._log.warning("a member can't be followed", upstream=upstream.address, state=state, reason=upstream.error)

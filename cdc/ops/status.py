@@ -184,10 +184,17 @@ class Status:
             self.overdue_quorum.sentence(now_us) if self.overdue_quorum is not None else None,
             buckets.sentence(now_us) if buckets is not None and buckets.is_overdue else None,
             self.requests.signals.sentence if self.requests is not None else None,
+            self._refusal_to_come,
             sentence_of(self.kafka.losses),
             buckets.strangers_sentence if buckets is not None else None,
         )
         return next(filter(None, found), None)
+
+    @property
+    def _refusal_to_come(self) -> str | None:
+        """What is wrong if the followed server would refuse a new connection."""
+        refusing = (upstream for upstream in self.upstreams if upstream.is_following and upstream.is_refused)
+        return next((f"the followed server would refuse a new connection: {upstream.error}" for upstream in refusing), None)
 
     def shards_waited_for(self) -> set[str]:
         """Return the shards for which rows of buckets wait."""

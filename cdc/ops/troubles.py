@@ -71,8 +71,8 @@ class Trouble:
     """One thing that is wrong: what kind, where, whether rows wait for it, a sentence, and what to do ("": it says so).
 
     `has_detail` says that the daemon's error quotes received data too, which the page shows to those who may see rows;
-    `loses_rows`, that consumers lack rows until something is done. Two sightings of one kind are the same trouble, though a
-    number in the sentence may have changed.
+    `loses_rows`, that consumers lack rows until something is done; `is_urgent`, that rows go on only until the daemon connects or
+    starts again. Two sightings of one kind are the same trouble, though a number in the sentence may have changed.
     """
 
     kind: str
@@ -82,6 +82,7 @@ class Trouble:
     remedy: str
     has_detail: bool = False
     loses_rows: bool = False
+    is_urgent: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that the page gets."""
@@ -92,6 +93,7 @@ class Trouble:
             "remedy": self.remedy,
             "has_detail": self.has_detail,
             "loses_rows": self.loses_rows,
+            "is_urgent": self.is_urgent,
         }
 
 
@@ -111,7 +113,7 @@ def current(status: Status) -> list[Trouble]:
     signals = status.requests.signals.sentence if status.requests is not None else None
     if signals:
         found.append(Trouble("signals", "kafka", False, signals, "Rows go on; the daemon tries again every 5 s."))
-    return sorted(found, key=lambda trouble: (not trouble.is_holding_up, not trouble.loses_rows))
+    return sorted(found, key=lambda trouble: (not trouble.is_holding_up, not trouble.loses_rows, not trouble.is_urgent))
 
 
 def _of_error(status: Status) -> Iterator[Trouble]:
@@ -194,6 +196,16 @@ def _of_member(upstream: Upstream) -> Iterator[Trouble]:
             False,
             sentence,
             "The stream ends with a gap at the next change or reconnect; then source.on_gap decides.",
+        )
+    elif upstream.is_following and upstream.is_refused:
+        yield Trouble(
+            f"refused {upstream.address}",
+            "source",
+            False,
+            f"{upstream.address} would refuse a new connection, so the next reconnect may end the daemon: {upstream.error}",
+            "Mend it before the connection breaks: the user, its rights, and its password (source.password_file is read at each "
+            "connection; a new one in source.uris needs a restart).",
+            is_urgent=True,
         )
     elif upstream.state in _BAD_STANDINGS:
         # Its error says what to do, where that isn't to wait.

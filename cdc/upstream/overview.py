@@ -28,6 +28,8 @@ class Upstream:
     lag_rows: int | None = None
     headroom_rows: int | None = None
     error: str | None = None
+    is_refused: bool = False
+    """Whether a new connection to it would be refused until somebody helps; one that is open may go on."""
 
     @property
     def is_following(self) -> bool:
@@ -69,6 +71,7 @@ def overview(
             server_uuid=str(answer.uuid) if answer.uuid is not None else None,
             version=answer.version,
             error=explanation,
+            is_refused=judged is Standing.REFUSED,
         )
         ballot = answer.ballot
         if ballot is not None:

@@ -163,13 +163,14 @@ def advised(
     page: dict[str, Any] | None,
     *,
     refusal: CdcError | None = None,
+    stored: Checkpoint | None = None,
     **how: bool,
 ) -> tuple[bool, list[str]]:
     def examine(_: Config, tell: Any) -> Examination:
         for finding in findings:
             tell(finding)
         tell("a fact")
-        return Examination(findings=findings)
+        return Examination(findings=findings, stored=stored or Checkpoint())
 
     def ask(*_: Any, **__: Any) -> dict[str, Any]:
         if page is None:
@@ -208,6 +209,41 @@ def test_what_the_running_daemon_shows(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert lines[0] == "shop: the daemon runs; 1 to change now, 1 to know"
     assert lines[3:5] == ["  1. kafka: no commit for 20 s", "     Change: check the brokers"]
     assert lines[6] == "not yet a problem:"
+
+
+def test_a_daemon_that_does_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Where it has published, that it stands still is the first to be told; not so before its first start."""
+    ran = Checkpoint(position=Position(VClock({1: 90})))
+    is_well, lines = advised(monkeypatch, config(tmp_path), [], None, stored=ran)
+    assert not is_well
+    assert lines[0] == "shop: the daemon doesn't run, or doesn't answer at http.listen; 1 to change now, 0 to know"
+    assert lines[3].startswith("  1. shop: it doesn't run, so nothing is published")
+    assert advised(monkeypatch, config(tmp_path), [], shown(), stored=ran)[0]
+    assert advised(monkeypatch, config(tmp_path), [], None)[0], "it has never run"
+
+
+def test_a_standby_that_does_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The other one is named: it publishes, and nobody would take over."""
+    ran = Checkpoint(position=Position(VClock({1: 90})))
+    settings = config(tmp_path).model_copy(update={"standby": True})
+    found = "a daemon 'shop' is running on vm as process 7: this one would be its standby"
+    is_well, lines = advised(monkeypatch, settings, [Finding("name", found, is_failure=False, is_well=True)], None, stored=ran)
+    assert not is_well
+    assert "a daemon 'shop' is running on vm as process 7, without this standby" in lines[3]
+    taken = Finding("name", "a daemon 'shop' is running on vm as process 7. Stop that one first")
+    _, lines = advised(monkeypatch, config(tmp_path), [taken], None, stored=ran)
+    assert lines[0].endswith("1 to change now, 0 to know"), "to start it would be refused"
+
+
+def test_what_ends_the_daemon_at_its_next_reconnect(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Rows go on, and it is to be changed now all the same."""
+    page = shown()
+    page["troubles"] = [
+        {"place": "source", "is_holding_up": False, "is_urgent": True, "sentence": "a would refuse", "remedy": "mend it"}
+    ]
+    is_well, lines = advised(monkeypatch, config(tmp_path), [], page)
+    assert not is_well
+    assert lines[0] == "shop: the daemon runs; 1 to change now, 0 to know"
 
 
 def test_a_trouble_that_check_finds_too_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

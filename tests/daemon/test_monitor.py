@@ -325,3 +325,20 @@ def test_a_gap_that_a_quiet_master_does_not_tell_of(make_scene: Callable[..., Sc
         assert [(entry["log_level"], entry["upstream"]) for entry in said] == [("warning", scene.status.upstreams[0].address)]
     assert "has a gap" in (scene.status.upstreams[0].error or "")
     assert scene.status.upstreams[0].state == "following"
+
+
+def test_a_password_that_is_changed_under_an_open_connection(make_scene: Callable[..., Scene]) -> None:
+    """The stream goes on; the next connection would be refused, and that is said once, before it ends the daemon."""
+    with structlog.testing.capture_logs() as logs:
+        scene = make_scene(survey=0.1)
+        scene.stream()
+        wait_for("it is followed", lambda: [one.state for one in scene.status.upstreams][:1] == ["following"])
+        assert not scene.status.upstreams[0].is_refused
+        scene.masters[0].password = "another"
+        wait_for("the refusal shows", lambda: scene.status.upstreams[0].is_refused)
+        surveyed = scene.status.surveyed_at
+        wait_for("another survey", lambda: (scene.status.surveyed_at or 0) > (surveyed or 0))
+    said = [entry for entry in logs if "would refuse a new connection" in entry["event"]]
+    assert [(entry["log_level"], entry["upstream"]) for entry in said] == [("warning", scene.status.upstreams[0].address)]
+    assert "Incorrect password" in said[0]["reason"]
+    assert scene.status.upstreams[0].state == "following"

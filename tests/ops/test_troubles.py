@@ -163,6 +163,17 @@ def test_the_followed_server_has_lost_logs(status: Status) -> None:
     assert "source.on_gap" in only(status).remedy
 
 
+def test_the_followed_server_would_refuse_the_next_connection(status: Status) -> None:
+    """As after its password was changed there: the open connection goes on, so rows do, until it breaks."""
+    status.upstreams = (Upstream("a:3301", "following", is_refused=True, error="Incorrect password for user 'cdc'"),)
+    found = only(status)
+    assert (found.place, found.is_holding_up, found.is_urgent, found.to_json()["is_urgent"]) == ("source", False, True, True)
+    assert found.sentence.endswith("may end the daemon: Incorrect password for user 'cdc'")
+    assert "source.password_file" in found.remedy
+    assert (status.shown_error or "").endswith("Incorrect password for user 'cdc'")
+    assert status.is_ready
+
+
 def test_a_store_that_lags(status: Status) -> None:
     status.checkpoint, status.store_position = VClock({1: 20, 2: 5}), VClock({1: 17, 2: 5})
     assert next(station.text for station in way(status) if station.name == "store") == "3 rows behind Kafka"

@@ -38,7 +38,7 @@ function drawTroubles(frame, quote) {
     const since = trouble.since ? `${NAMES[trouble.place]}, for ${duration(Math.max(0, frame.now - trouble.since))}` : NAMES[trouble.place];
     const head = `${since}${trouble.is_holding_up ? "" : trouble.loses_rows ? "; rows go on, and consumers lack rows" : "; rows go on"}`;
     // That a quorum is waited for is a state of the replica set, and no error.
-    const isMinor = (!trouble.is_holding_up && !trouble.loses_rows) || trouble.place === "quorum";
+    const isMinor = (!trouble.is_holding_up && !trouble.loses_rows && !trouble.is_urgent) || trouble.place === "quorum";
     return element("div", isMinor ? "trouble minor" : "trouble", element("p", "quiet", head),
       element("p", "", element("b", "", trouble.sentence)), trouble.remedy ? element("p", "do", trouble.remedy) : null,
       trouble.has_detail ? quoted(quote) : null);
