@@ -92,6 +92,7 @@ class PipelineRunner:
         self._doubtful: frozenset[bytes] = frozenset()
         # Whether the last batch ended within a transaction.
         self._is_inside = False
+        self._is_store_removed = False
         self.last_timestamp: float | None = None
         """Timestamp of the newest submitted row."""
         self.published = VClock()
@@ -379,6 +380,7 @@ class PipelineRunner:
         status.open_transaction_bytes = pipeline.open_byte_count
         status.is_reading = self.has_room
         status.unwritten_bytes = self._writer.unwritten_bytes if self._writer is not None else 0
+        self._look_for_store()
         limbo = pipeline.limbo
         status.limbo = limbo
         if not pipeline.is_catching_up:  # until then, the rows up to the checkpoint were received by an earlier connection
@@ -390,6 +392,16 @@ class PipelineRunner:
             self._log.warning("waiting for a quorum", reason=message)
         elif message:
             self._log.info("the wait for a quorum is over", reason=message)
+
+    def _look_for_store(self) -> None:
+        is_removed = self._writer is not None and self._writer.store.file.is_removed
+        if is_removed and not self._is_store_removed:
+            self._log.warning(
+                "the state store's files were removed: the daemon goes on with what it has open, and once it stops, all rows "
+                "have to be published again (--rebuild-state)",
+                path=str(self._config.state.path),
+            )
+        self._is_store_removed = self._status.is_store_removed = is_removed
 
     def _update_store_status(self, writer: StateWriter) -> None:
         status = self._status

@@ -82,6 +82,8 @@ class Status:
     """Memory for changes of images that the store doesn't have yet, in bytes."""
     is_reading: bool = True
     store_position: VClock | None = None
+    is_store_removed: bool = False
+    """Whether the store's files were removed, while the daemon goes on with those that it has open."""
     state_rows: int = 0
     state_bytes: int = 0
     merging_upsert_count: int = 0
@@ -184,6 +186,7 @@ class Status:
             self.overdue_quorum.sentence(now_us) if self.overdue_quorum is not None else None,
             buckets.sentence(now_us) if buckets is not None and buckets.is_overdue else None,
             self.requests.signals.sentence if self.requests is not None else None,
+            "the state store's files were removed: its rows are lost once the daemon stops" if self.is_store_removed else None,
             self._refusal_to_come,
             sentence_of(self.kafka.losses),
             buckets.strangers_sentence if buckets is not None else None,

@@ -49,6 +49,10 @@ _REGISTRY_REMEDIES: Final = {
     "schema is registered, if all readers can take it.",
     "refused": "The message has the registry's own words.",
 }
+_STORE_REMEDY: Final = (
+    "Choose when to stop it: the next start needs --rebuild-state, and publishes all rows again, as `r`. A standby that is ready "
+    "has a store of its own and needs no such start."
+)
 LAG_SECONDS: Final = 60.0
 """Age of what is published above which a daemon is behind, though nothing stands still."""
 _SLOW_KAFKA_REMEDY: Final = (
@@ -104,7 +108,7 @@ def current(status: Status) -> list[Trouble]:
     for upstream in status.upstreams:
         # A member that is the reason for a wait has been named already.
         found += [] if upstream.address in told else _of_member(upstream)
-    found += _of_buckets(status)
+    found += [*_of_store(status), *_of_buckets(status)]
     found += [
         Trouble(f"lost {loss.topic}", "kafka", False, loss.sentence, loss.remedy, loses_rows=True)
         for loss in status.kafka.losses[:LOSSES_SHOWN]
@@ -160,6 +164,12 @@ def _of_quorum(status: Status) -> Iterator[Trouble]:
     overdue = status.overdue_quorum
     if overdue is not None:
         yield Trouble("quorum", "quorum", True, overdue.description(time.time_ns() // 1000), QUORUM_REMEDY)
+
+
+def _of_store(status: Status) -> Iterator[Trouble]:
+    if status.is_store_removed:
+        sentence = "The state store's files were removed. The daemon goes on with what it has open, which is lost once it stops"
+        yield Trouble("store", "store", False, sentence, _STORE_REMEDY, is_urgent=True)
 
 
 def _of_buckets(status: Status) -> Iterator[Trouble]:

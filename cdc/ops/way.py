@@ -108,5 +108,7 @@ def _store(status: Status) -> Station:
     position = status.store_position
     if position is None:
         return Station("store", "none", "no images")
+    if status.is_store_removed:
+        return Station("store", "waits", "its files were removed")
     behind = sum(max(0, lsn - position[origin]) for origin, lsn in status.checkpoint.items())
     return Station("store", "works", f"{behind} rows behind Kafka" if behind else "as far as Kafka")

@@ -167,6 +167,35 @@ def daemon_named(name: str) -> str:
     return f"the daemon {name!r}"
 
 
+class OpenFile:
+    """A file that is open, as its path shows it."""
+
+    def __init__(self, path: Path) -> None:
+        """Note which file the path has now."""
+        self._path = path
+        self._opened = self._id()
+
+    @property
+    def is_removed(self) -> bool:
+        """Whether somebody has removed the file, or put another in its place: what it has is lost once it is closed."""
+        return self._id() != self._opened
+
+    def check(self) -> None:
+        """Raise StateError if somebody has removed the file."""
+        if self.is_removed:
+            raise StateError(
+                f"the files of the state store {self._path.parent} were removed while it was open, and what it had is lost",
+                "Start once with --rebuild-state: all rows are published again, as `r`.",
+            )
+
+    def _id(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_dev, found.st_ino
+
+
 class DirectoryLock:
     """This process's lock on a directory, until it is closed or the process ends."""
 

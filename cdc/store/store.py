@@ -58,6 +58,7 @@ from cdc.images.pending import CLEAR, Change, ChangeList, Changes
 from cdc.schema.keys import space_prefix
 from cdc.store.files import (
     DATA_FILE,
+    OpenFile,
     boot_id,
     is_clean,
     lock,
@@ -141,6 +142,8 @@ class StateStore:
             self._counts: dict[bytes, int] = {key: _COUNT.unpack(value)[0] for key, value in txn.cursor(self._counts_db)}
             is_committed = txn.get(b"redo") is not None
             redo_left = txn.stat(self._redo)["entries"]
+        self.file = OpenFile(data)
+        """The file; a process that has it open goes on though somebody removes it."""
         self._reader: Transaction = environment.begin(db=self._rows, buffers=False)
         self.get: Callable[[bytes], bytes | None] = self._reader.get
         """Function that returns the tuple of a key as of the last write, or None. Each write replaces this attribute."""
@@ -278,6 +281,7 @@ class StateStore:
         if self._is_clean:
             return
         with self._translated_errors():
+            self.file.check()
             try:
                 self._open_environment.sync(True)
             except lmdb.Error:

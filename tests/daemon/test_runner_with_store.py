@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from cdc.config import Config, parse
-from cdc.errors import ConnectionLostError, PublishAborted
+from cdc.errors import ConnectionLostError, PublishAborted, StateError
+from cdc.ops.troubles import current
 from cdc.positions.numbers import Numbers
 from cdc.positions.position import SnapshotState
 from cdc.positions.vclock import VClock
@@ -171,3 +173,22 @@ def test_a_store_that_is_ahead_of_the_checkpoint_is_emptied_and_its_numbers_coun
     runner = way.runner()
     assert way.writer.store.row_count == 0
     assert runner.prepare_snapshot() == Numbers(180, 3, 4)
+
+
+def test_a_store_whose_files_are_removed(way: Way) -> None:
+    """Rows go on in the open file, so only a look at the directory tells; and that is told once."""
+    runner = way.runner()
+    runner.update_status()
+    assert not way.status.is_store_removed
+    with capture_logs() as logs:
+        shutil.rmtree(runner._config.state.path)
+        runner.update_status()
+        runner.update_status()
+    assert [entry["event"].split(":")[0] for entry in logs] == ["the state store's files were removed"]
+    assert "its rows are lost once the daemon stops" in (way.status.shown_error or "")
+    (found,) = [trouble for trouble in current(way.status) if trouble.place == "store"]
+    assert (found.is_holding_up, found.is_urgent) == (False, True)
+    way.delivery.gate.set()
+    runner.submit_all(runner.pipeline.feed(frames_of(rows(11, 5)), 1))
+    with pytest.raises(StateError, match=r"were removed while it was open.*--rebuild-state"):
+        way.writer.close()
