@@ -80,11 +80,26 @@ class Standby:
         # This store isn't the checkpoint's, and no later start may take it for that.
         lock.record_holder(process)
         sign = stored.signs.get(config.name)
-        vigil = Vigil(time.monotonic(), stored.writer, has_ended=ownership.is_known_gone(stored, config.name, ()))
         self._log.info(
             "waiting as a standby for the daemon that has the name",
             other=f"process {sign.process_id} on {sign.host}" if sign is not None else stored.writer,
         )
+        while (vigil := self._heard_until_turn(stored)) is not None:
+            newest = self._stored()
+            if newest is None:
+                return False
+            if not vigil.has_missed(newest.signs.get(config.name)):
+                self._log.info("taking over: the daemon that had the name is gone", former=vigil.writer)
+                return True
+            self._log.warning("the daemon that has the name wasn't heard, and isn't gone: listening anew")
+            stored = newest
+        return False
+
+    def _heard_until_turn(self, stored: Checkpoint) -> Vigil | None:
+        """Wait for this one's turn, and return what was heard until then; None if a stop was requested."""
+        config = self._config
+        has_ended = ownership.is_known_gone(stored, config.name, ())
+        vigil = Vigil(time.monotonic(), stored.writer, has_ended=has_ended, sign=stored.signs.get(config.name))
         clients, topic = KafkaClients(config.name, config.kafka), checkpoint_topic.name_of(config.kafka.control_prefix)
         watch = LifeWatch(clients, topic, config.name, vigil)
         watch.start()
@@ -98,10 +113,7 @@ class Standby:
         finally:
             watch.close()
             self._status.is_standby_ready = False
-        if self._is_stopping.is_set():
-            return False
-        self._log.info("taking over: the daemon that had the name is gone", former=vigil.writer)
-        return True
+        return None if self._is_stopping.is_set() else vigil
 
     def _stored(self) -> Checkpoint | None:
         """Read the checkpoint, as soon as Kafka answers; None if a stop is requested before. Raises PrefixTakenError."""
@@ -141,7 +153,9 @@ class Standby:
                 unready_since = time.monotonic()
             elif time.monotonic() - unready_since >= NOT_READY_SECONDS and self._told is None:
                 self._tell(_not_ready())
-            has_turn = has_turn or (vigil.is_gone and store.is_startable)
+            has_turn = has_turn or (
+                vigil.is_gone and store.is_startable and vigil.is_gone
+            )  # it may be heard while Kafka is asked
             return has_turn or self._is_stopping.is_set()
 
         store = StandbyStore(self._config, self._status, writer, tail, self._is_stopping.wait, is_over)

@@ -117,7 +117,8 @@ class Evidence(Protocol):
 def observe(clients: KafkaClients, topic: str, name: str, is_stopping: Callable[[], bool], evidence: Evidence) -> None:
     """Listen to the daemon of this name until the evidence is decided, or a stop is requested. Waits while Kafka doesn't answer.
 
-    Raises ConnectionLostError if this function's client can't reach Kafka but a new client can.
+    Raises ConnectionLostError if only a new client is of use: this function's can't reach Kafka and a new one can, or the topic
+    was made again.
     """
     consumer = clients.consumer("read_uncommitted", end_wait_ms=FOLLOWING_END_WAIT_MS)
     reach = Reach([consumer], clients.admin, topic, ConnectionLostError)
@@ -135,7 +136,10 @@ def observe(clients: KafkaClients, topic: str, name: str, is_stopping: Callable[
                 # Silence counts only while the partition's leader confirms that there are no further records. One that has just
                 # been written, by any daemon of the topic, comes a moment later: nothing is decided before, but it's no outage.
                 end = _answers(lambda: consumer.get_watermark_offsets(place, timeout=_QUERY_SECONDS))
-                if end is not None and read_to >= end[1]:
+                if end is not None and read_to > end[1]:
+                    # Its end isn't that of what was read, so nothing that comes there may ever be noticed by this client.
+                    raise ConnectionLostError(f"{topic} is shorter than what was read of it: it was deleted and made again")
+                if end is not None and read_to == end[1]:
                     behind_since = None
                     evidence.record_quiet(now)
                     continue

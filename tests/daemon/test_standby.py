@@ -22,6 +22,7 @@ from cdc.kafka.life_watch import LifeWatch
 from cdc.ops.status import Status
 from cdc.positions.position import Position
 from cdc.store.writer import StateWriter
+from cdc.stream.commits import standby as standby_core
 from cdc.stream.commits.checkpoint import Checkpoint, Sign
 from cdc.stream.commits.standby import Vigil
 
@@ -85,6 +86,28 @@ def test_who_waited_is_no_owner_of_the_checkpoints_store(tmp_path: Path, monkeyp
     stored = Checkpoint(Position(), writer="other", has_store=True, signs={"shop": ended})
     assert wait_of(tmp_path, stored, monkeypatch) == (True, ["ours"])
     assert not admission.is_store_ours(config(tmp_path, "full"), stored, ["ours"])
+
+
+def test_a_daemon_that_only_the_listener_does_not_hear_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listener may be deaf: what another client reads before the claim decides."""
+    first = Checkpoint(Position(), writer="first", signs={"shop": Sign("first", "there", 7, 0, is_last=True)})
+    again = Checkpoint(Position(), writer="second", signs={"shop": Sign("second", "there", 8, 1)})
+    ended = Checkpoint(Position(), writer="second", signs={"shop": Sign("second", "there", 8, 2, is_last=True)})
+    answers = iter([first, again, ended, ended])
+    monkeypatch.setattr(standby_core, "SILENCE_SECONDS", 0.0)
+    monkeypatch.setattr(Watch, "check", lambda watch: watch.vigil.record_quiet(time.monotonic()))
+    monkeypatch.setattr(admission, "read", lambda *_: next(answers))
+    monkeypatch.setattr(admission, "check_owner", lambda *_: None)
+    monkeypatch.setattr(standby, "LifeWatch", Watch)
+    (tmp_path / "images").mkdir(parents=True)
+    lock = StateDirectoryLock(config(tmp_path))
+    try:
+        with structlog.testing.capture_logs() as logs:
+            assert Standby(config(tmp_path), Status("shop"), threading.Event(), None).await_turn(lock, "ours")
+    finally:
+        lock.close()
+    assert next(answers, "all were read") == "all were read"
+    assert [entry["event"] for entry in logs if "listening anew" in entry["event"]]
 
 
 def test_kafka_may_be_away_while_a_fleets_claim_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,22 @@ def test_records_of_others_that_come_late_are_no_outage(
     assert (partition.now < SILENCE_SECONDS + 3) is is_told
 
 
+def test_a_topic_that_was_made_again_is_not_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end says nothing about what was read of the former one: a daemon that writes there would seem to be silent."""
+    partition: Any = Partition(itertools.repeat(0), ends_at=1.0)
+    partition._offset = 3000
+    monkeypatch.setattr(sign_of_life, "time", SimpleNamespace(monotonic=lambda: partition.now, time=time.time))
+
+    def is_stopping() -> bool:
+        if partition.now > 2:
+            partition._offset = 20
+        return False
+
+    with pytest.raises(ConnectionLostError, match="made again"):
+        listen(partition, "shop.checkpoint", "shop", is_stopping)
+    assert partition.now < 3
+
+
 def test_signs_go_on_when_their_producer_finds_no_broker_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sign_of_life, "SIGN_SECONDS", 0.01)
     monkeypatch.setattr(reach, "LOOK_SECONDS", 0.1)

@@ -19,6 +19,8 @@ brokers allow from 6 s on only.
       a daemon that has never been heard, until signs at two moments have come.
     ─ A daemon that ends in order says so in a last sign: then there is nothing to wait for. So does nobody who was fenced; and
       the last sign of a daemon whose successor was heard before is no news.
+    ─ A listener may be deaf: its process was frozen, or its client reads a topic that was deleted and made again. So the newest
+      sign is read by another client before a claim, and a sign that wasn't heard begins the wait anew.
     ─ Two standbys may claim at the same time. Kafka gives the name to the later one, and fences the other, which ends; a service
       manager starts it again, as a standby.
     ─ The store holds the rows as of S ≤ K, the newest checkpoint (cdc.stream.held_back), so that a claim finds it as a restart
@@ -44,10 +46,14 @@ class Vigil:
     Times come from one monotonic clock, in seconds.
     """
 
-    def __init__(self, now: float, writer: str | None = None, *, has_ended: bool = False) -> None:
-        """`writer` is the process that wrote the checkpoint; `has_ended` if it has recorded that it ended in order."""
+    def __init__(self, now: float, writer: str | None = None, *, has_ended: bool = False, sign: Sign | None = None) -> None:
+        """`writer` is the process that wrote the checkpoint; `has_ended` if it has recorded that it ended in order.
+
+        `sign` is the newest sign in the topic before the listening began.
+        """
         self._quiet_since = now
         self._first_heard: float | None = None
+        self._sign = sign
         self.is_steady = False
         """Whether the daemon is heard regularly, so that its silence is noticed soon."""
         self.writer = writer
@@ -55,8 +61,14 @@ class Vigil:
         self.is_gone = has_ended
         """Whether the name is free, as far as the signs tell."""
 
+    def has_missed(self, newest: Sign | None) -> bool:
+        """Whether the topic's newest sign, which another client has read, didn't arrive here: then the silence proves nothing."""
+        return newest is not None and newest != self._sign
+
     def record_sign(self, sign: Sign, now: float) -> None:
         """Record a sign of life, or a position, that has arrived."""
+        if sign.host:
+            self._sign = sign
         if sign.is_last:
             self.is_gone = self.is_gone or sign.writer == self.writer
             return

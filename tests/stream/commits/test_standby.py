@@ -93,3 +93,16 @@ def test_the_last_sign_of_another_frees_nothing() -> None:
     heard(vigil, 8.0, "second", since=6.0)
     vigil.record_sign(sign("first", is_last=True), 8.1)
     assert (vigil.is_gone, vigil.writer) == (False, "second")
+
+
+def test_a_sign_that_another_client_read_and_this_one_did_not_was_missed() -> None:
+    before = sign("before")
+    vigil = Vigil(0.0, "before", sign=before)
+    assert not vigil.has_missed(None), "the topic was made again, and has no sign"
+    assert not vigil.has_missed(before)
+    assert vigil.has_missed(sign())
+    vigil.record_sign(sign(), 1.0)
+    vigil.record_sign(Sign("first", "", 0, 5), 1.1)  # a position
+    assert not vigil.has_missed(sign())
+    vigil.record_sign(sign(is_last=True), 2.0)
+    assert not vigil.has_missed(sign(is_last=True))
