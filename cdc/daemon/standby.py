@@ -41,7 +41,7 @@ from cdc.upstream.failover import BackOff
 _TURN_SECONDS: Final = 0.1
 _DELAY_MAX_SECONDS: Final = 5.0
 NOT_READY_SECONDS: Final = 10.0
-"""Time for a store that isn't ready when it is this one's turn. Its connection may only be about to be made again."""
+"""Time for which a standby that isn't ready gives no reason. Its connection may only be about to be made again."""
 
 
 def check_possible(config: Config) -> None:
@@ -52,6 +52,12 @@ def check_possible(config: Config) -> None:
             "wait in the state store, and a standby's store lacks them",
             "Leave standby out: a daemon that is started again elsewhere, with its state.path, goes on where it was.",
         )
+
+
+class _NobodyPublishesError(ConnectionLostError):
+    """The other daemon is gone, and this one can't take over: it waits on, but nothing is published without an operator."""
+
+    remedy = Remedy.OPERATOR
 
 
 class Standby:
@@ -66,6 +72,7 @@ class Standby:
         self._writer = writer
         self._log = structlog.get_logger().bind(name=config.name)
         self._told: str | None = None
+        self._unready_since: float | None = None
 
     def await_turn(self, lock: StateDirectoryLock, process: str) -> bool:
         """Wait until the name is free and this `process`, which holds the lock, can take it; or until a stop is requested.
@@ -107,12 +114,12 @@ class Standby:
             if self._writer is None:
                 while not vigil.is_gone and not self._is_stopping.wait(_TURN_SECONDS):
                     watch.check()
-                    self._status.is_standby_ready = vigil.is_steady
+                    self._show_readiness(vigil, watch, has_store=True)
             else:
                 self._keep_store(self._writer, CheckpointTail(clients, topic, config.name), vigil, watch)
         finally:
             watch.close()
-            self._status.is_standby_ready = False
+            self._status.is_standby_ready = self._status.is_standby_deaf = False
         return None if self._is_stopping.is_set() else vigil
 
     def _stored(self) -> Checkpoint | None:
@@ -135,27 +142,16 @@ class Standby:
         delays = BackOff(0.2, _DELAY_MAX_SECONDS)
         store: StandbyStore | None = None
         has_turn = False
-        unready_since: float | None = None
 
         def is_over() -> bool:
             # Once it is this one's turn, it stays so: a store that ends its connection for that would seem not to be ready.
-            nonlocal has_turn, unready_since
+            nonlocal has_turn
             assert store is not None
             watch.check()
-            is_ready = store.is_ready
-            self._status.is_standby_ready = is_ready and vigil.is_steady
-            if is_ready and self._told is not None:
-                self._status.error, self._told = None, None
+            if self._show_readiness(vigil, watch, has_store=store.is_ready):
                 delays.reset()
-            if is_ready or not vigil.is_gone:
-                unready_since = None
-            elif unready_since is None:
-                unready_since = time.monotonic()
-            elif time.monotonic() - unready_since >= NOT_READY_SECONDS and self._told is None:
-                self._tell(_not_ready())
-            has_turn = has_turn or (
-                vigil.is_gone and store.is_startable and vigil.is_gone
-            )  # it may be heard while Kafka is asked
+            # The other one may be heard while Kafka is asked.
+            has_turn = has_turn or (vigil.is_gone and store.is_startable and vigil.is_gone)
             return has_turn or self._is_stopping.is_set()
 
         store = StandbyStore(self._config, self._status, writer, tail, self._is_stopping.wait, is_over)
@@ -168,7 +164,8 @@ class Standby:
                         raise
                     if self._config.columns.rules:
                         error.conceal()
-                    self._tell(error)
+                    if watch.outage is None:
+                        self._tell(error)
                     deadline = time.monotonic() + jittered(delays.next())
                     while time.monotonic() < deadline and not is_over():
                         with contextlib.suppress(ConnectionLostError):  # the next look, in `follow`, says so
@@ -176,6 +173,26 @@ class Standby:
                         self._is_stopping.wait(_TURN_SECONDS)
         finally:
             tail.close()
+
+    def _show_readiness(self, vigil: Vigil, watch: LifeWatch, *, has_store: bool) -> bool:
+        """Show whether this standby could take over, and why not if that lasts. Return whether a told reason has just ended."""
+        status, outage = self._status, watch.outage
+        status.is_standby_ready, status.is_standby_deaf = has_store and vigil.is_steady, outage is not None
+        if has_store and outage is None:
+            self._unready_since = None
+            if self._told is None:
+                return False
+            status.error, self._told = None, None
+            return True
+        now = time.monotonic()
+        self._unready_since = now if self._unready_since is None else self._unready_since
+        if now - self._unready_since >= NOT_READY_SECONDS:
+            reason = outage or (_not_ready() if vigil.is_gone else _not_yet_ready())
+            # An error of the member says more than that the store isn't ready; an outage of Kafka comes before both.
+            is_better = outage is not None or self._told in (None, _not_yet_ready().message)
+            if is_better and reason.message != self._told:
+                self._tell(reason)
+        return False
 
     def _tell(self, error: CdcError) -> None:
         status = self._status
@@ -185,8 +202,15 @@ class Standby:
         tell("the standby waits", reason=str(error), needs_operator=error.remedy is Remedy.OPERATOR)
 
 
-def _not_ready() -> CdcError:
+def _not_yet_ready() -> CdcError:
     return ConnectionLostError(
+        "this standby's state store isn't at a position that consumers have yet, so it couldn't take over",
+        "It is filled from a member, and follows the log from there; the other's snapshot, or doubtful keys, delay that.",
+    )
+
+
+def _not_ready() -> CdcError:
+    return _NobodyPublishesError(
         "the daemon that has the name is gone, and this standby's state store isn't at a position that consumers have, so it "
         "can't take over",
         "Start the other one again, with its state.path. If that is lost for good, start this one once with --take-over and "

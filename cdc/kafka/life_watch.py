@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Final
 
 import structlog
+from confluent_kafka import KafkaException
 
-from cdc.errors import ConnectionLostError
+from cdc.errors import CdcError, ConnectionLostError
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.sign_of_life import observe
+from cdc.kafka.topic_admin import lost_checkpoint
 from cdc.stream.commits.checkpoint import Sign
 from cdc.stream.commits.standby import Vigil
+
+_LOOK_SECONDS: Final = 5.0
+"""Interval, in seconds, at which an outage's reason is looked for."""
+_ANSWER_SECONDS: Final = 2.0
 
 
 class LifeWatch:
@@ -24,6 +31,9 @@ class LifeWatch:
         self._vigil = vigil
         self._is_stopping = threading.Event()
         self._failure: Exception | None = None
+        self._looked_at: float | None = None
+        self.outage: CdcError | None = None
+        """Why nobody can be heard, while that is so and a reason is known."""
         self._thread = threading.Thread(target=self._run, name="life watch", daemon=True)
 
     def start(self) -> None:
@@ -42,19 +52,30 @@ class LifeWatch:
 
     def record_sign(self, sign: Sign, now: float) -> None:
         """See `Evidence.record_sign`."""
+        self.outage = None
         self._vigil.record_sign(sign, now)
 
     def record_quiet(self, now: float) -> None:
         """See `Evidence.record_quiet`."""
+        self.outage = None
         self._vigil.record_quiet(now)
 
     def record_outage(self, now: float) -> None:
         """See `Evidence.record_outage`."""
         self._vigil.record_outage(now)
+        if self._looked_at is None or now - self._looked_at >= _LOOK_SECONDS:
+            self.outage, self._looked_at = self._reason(), now
 
     def is_decided(self, now: float) -> bool:  # noqa: ARG002 - it goes on as long as the standby waits
         """See `Evidence.is_decided`."""
         return False
+
+    def _reason(self) -> CdcError | None:
+        try:
+            found = self._clients.admin().list_topics(self._topic, _ANSWER_SECONDS).topics.get(self._topic)
+        except KafkaException as error:
+            return ConnectionLostError(f"Kafka doesn't answer: {error.args[0].str()}")
+        return None if found is not None and found.partitions else lost_checkpoint(self._topic)
 
     def _run(self) -> None:
         while not self._is_stopping.is_set():

@@ -42,6 +42,8 @@ class Status:
     error: str | None = None
     is_standby_ready: bool = False
     """Whether a standby could take over now."""
+    is_standby_deaf: bool = False
+    """Whether a standby gets no answer from Kafka, or finds no checkpoint topic there."""
     error_remedy: str = ""
     """What an operator can do about `error`, if anything."""
     error_detail: str = ""

@@ -125,7 +125,11 @@ def _of_error(status: Status) -> Iterator[Trouble]:
     if error is None:
         return
     place: Place = (
-        "kafka" if status.state == "waiting for kafka" else "daemon" if status.state in ("failed", "standby") else "source"
+        "kafka"
+        if status.state == "waiting for kafka" or status.is_standby_deaf
+        else "daemon"
+        if status.state in ("failed", "standby")
+        else "source"
     )
     remedy = status.error_remedy
     sentence = error.removesuffix(remedy).rstrip()

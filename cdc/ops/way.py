@@ -90,6 +90,8 @@ def _kafka(status: Status) -> Station:
     kafka = status.kafka
     if status.state == "waiting for kafka":
         return Station("kafka", "stands" if status.error else "waits", "no connection" if status.error else "connecting")
+    if status.is_standby_deaf:
+        return Station("kafka", "stands", "no checkpoint can be read")
     if status.registry_wait is not None or status.state not in ("streaming", "snapshot"):
         return Station("kafka", "idle", "nothing to commit")
     seconds = status.stalled_seconds

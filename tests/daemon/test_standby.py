@@ -16,7 +16,7 @@ from cdc.config.shard import Shard
 from cdc.daemon import admission, standby
 from cdc.daemon.admission import StateDirectoryLock
 from cdc.daemon.standby import Standby
-from cdc.errors import ConfigurationError, ConnectionLostError
+from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, PublishError, Remedy
 from cdc.kafka.checkpoint_tail import CheckpointTail
 from cdc.kafka.life_watch import LifeWatch
 from cdc.ops.status import Status
@@ -41,6 +41,8 @@ def config(path: Path, images: str = "none") -> Config:
 
 class Watch:
     """A life watch that hears nothing; the vigil is as it was at the beginning."""
+
+    outage: CdcError | None = None
 
     def __init__(self, *_: object) -> None:
         self.vigil = _[-1]
@@ -180,3 +182,32 @@ def test_one_that_cannot_take_over_says_so_after_a_while(
         waiting._keep_store(cast(StateWriter, object()), tail, vigil, cast(LifeWatch, Watch(vigil)))
     assert [entry["log_level"] for entry in logs] == (["warning"] if warns else [])
     assert waiting._status.error is None, "it is ready now"
+
+
+def test_one_that_hears_nobody_says_why_and_is_not_ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "NOT_READY_SECONDS", 0.0)
+    lost = PublishError("the topic shop.checkpoint was deleted", "Start once with --rebuild-state.")
+    vigil = Vigil(time.monotonic())
+    watch = cast(LifeWatch, Watch(vigil))
+    status = Status("shop", "standby")
+    waiting = Standby(config(tmp_path), status, threading.Event(), None)
+    watch.outage = lost
+    with structlog.testing.capture_logs() as logs:
+        waiting._show_readiness(vigil, watch, has_store=True)
+        waiting._show_readiness(vigil, watch, has_store=True)
+    assert [entry["needs_operator"] for entry in logs] == [True]
+    assert (status.error, status.is_standby_ready, status.is_standby_deaf) == (lost.public, False, True)
+    watch.outage = None
+    assert waiting._show_readiness(vigil, watch, has_store=True)
+    assert (status.error, status.is_standby_deaf) == (None, False)
+    waiting._show_readiness(vigil, watch, has_store=False)
+    assert status.error is not None
+    assert "isn't at a position that consumers have yet" in status.error
+    vigil.is_gone = True
+    waiting._show_readiness(vigil, watch, has_store=False)
+    assert "the daemon that has the name is gone" in status.error
+
+
+def test_where_nobody_publishes_an_operator_is_needed() -> None:
+    assert standby._not_ready().remedy is Remedy.OPERATOR
+    assert standby._not_yet_ready().remedy is Remedy.WAIT

@@ -13,6 +13,8 @@ from cdc.errors import ConnectionLostError, PublishError
 from cdc.kafka import life_watch, sign_of_life
 from cdc.kafka.life_watch import LifeWatch
 from cdc.stream.commits.standby import SILENT_SECONDS, Vigil
+from tests.fakes import kafka as fakes
+from tests.fakes.kafka import Cluster, clients
 from tests.kafka.test_sign_of_life import Partition
 
 ENDS_AT = 10.0
@@ -75,3 +77,18 @@ def test_what_ends_the_listening_is_told_to_who_waits(monkeypatch: pytest.Monkey
     watch._thread.join(30)
     with pytest.raises(PublishError, match="the topic can't be read"):
         watch.check()
+
+
+@pytest.mark.parametrize(
+    ("topics", "is_away", "reason"),
+    [({}, False, "was deleted"), ({}, True, "Kafka doesn't answer"), ({"shop.checkpoint": 1}, False, "None")],
+)
+def test_the_reason_of_an_outage_is_looked_for(
+    monkeypatch: pytest.MonkeyPatch, topics: dict[str, int], reason: str, *, is_away: bool
+) -> None:
+    monkeypatch.setattr(fakes, "SILENCE_SECONDS", 0.0)
+    watch = LifeWatch(clients(Cluster(topics, is_silent=is_away)), "shop.checkpoint", "shop", Vigil(0.0))
+    watch.record_outage(1.0)
+    assert reason in str(watch.outage)
+    watch.record_quiet(2.0)
+    assert watch.outage is None

@@ -222,3 +222,8 @@ def test_a_thread_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     (trouble,) = current(status)
     assert (trouble.kind, trouble.is_holding_up, status.shown_error) == ("stuck", True, trouble.sentence)
     assert status.to_json()["is_stuck"]
+
+
+def test_a_standby_that_gets_no_answer_from_kafka_is_no_idle_one() -> None:
+    status = Status("shop", "standby", error="Kafka doesn't answer", is_standby_deaf=True)
+    assert (only(status).place, modes(status)["kafka"]) == ("kafka", "stands")

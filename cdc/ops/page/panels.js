@@ -44,9 +44,9 @@ function drawTroubles(frame, quote) {
       trouble.has_detail ? quoted(quote) : null);
   });
   const { state, standby } = frame.status;
-  const idle = standby?.is_ready ? "Nothing is wrong: this daemon stands by, and takes over when the other one ends." : `Nothing is wrong. The daemon is: ${state}.`;
+  const idle = standby?.is_ready ? "Nothing is wrong: this daemon stands by, and takes over when the other one ends." : standby ? "This daemon stands by, and isn't ready to take over yet." : `Nothing is wrong. The daemon is: ${state}.`;
   const calm = state === "streaming" ? "Nothing is wrong: changes flow and become durable." : idle;
-  fill("troubles", ...(cards.length ? cards : [element("div", "fine works", calm)]));
+  fill("troubles", ...(cards.length ? cards : [element("div", standby && !standby.is_ready ? "fine waits" : "fine works", calm)]));
 }
 
 function drawNumbers(frame) {
