@@ -383,7 +383,8 @@ def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_
     if found is not None:
         raise NameTakenError(
             f"a daemon {config.name!r} is running{_where(found)}, and only one daemon of a name can run",
-            f"Stop that one first{how_to_end_it(config)}, or give this one another name and kafka.topic_prefix.",
+            f"Stop that one first{how_to_end_it(config)}, or give this one another name and kafka.topic_prefix. If it is to wait "
+            "for that one's end, start it with --standby (or standby = true).",
         )
     if is_stopping():
         return

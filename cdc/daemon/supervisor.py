@@ -55,7 +55,7 @@ from cdc.errors import (
 )
 from cdc.kafka import checkpoint_topic, rights
 from cdc.kafka.clients import KafkaClients
-from cdc.kafka.errors import FencedError, ForbiddenError, ProducerLostError
+from cdc.kafka.errors import STANDBY_HINT, FencedError, ForbiddenError, ProducerLostError
 from cdc.kafka.publisher import Publisher, check_publisher, report_unended
 from cdc.kafka.sign_of_life import SignOfLife
 from cdc.ops.request_queue import RequestQueue
@@ -186,7 +186,8 @@ class Daemon:
             self.status.state = "failed"
             raise explained from error
         except CdcError as error:
-            error.hint = self._start_options.added_to(error.hint)
+            is_standby_now = isinstance(error, FencedError) and self._config.standby
+            error.hint = STANDBY_HINT if is_standby_now else self._start_options.added_to(error.hint)
             self._show_error(error)
             self.status.state = "failed"
             if isinstance(error, StateForeignError) and self._directory_lock is not None:

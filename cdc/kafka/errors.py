@@ -68,8 +68,10 @@ RIGHTS_HINT: Final = "Grant the rights of docs/kafka-acls.md; `tarantool-cdc che
 LOGIN_HINT: Final = "Correct security.protocol and sasl.* in kafka.properties, or create the user on the brokers."
 NAME_HINT: Final = (
     "If that was intended (--take-over), do nothing. Otherwise stop the other daemon, or give this one another name and "
-    "kafka.topic_prefix: two daemons of the same name can't run at the same time."
+    "kafka.topic_prefix: two daemons of the same name can't run at the same time. With standby = true in both, one waits for the "
+    "other's end."
 )
+STANDBY_HINT: Final = "Start it again: it will be the standby of the one that has the name now."
 _SIZE_HINT: Final = (
     "Raise max.message.bytes of the topic, and kafka.message_bytes_max if that is less; or leave the space out with "
     "spaces.exclude."

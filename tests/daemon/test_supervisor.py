@@ -26,6 +26,7 @@ from cdc.errors import (
     PublishAborted,
     UnsupportedRowError,
 )
+from cdc.kafka.errors import NAME_HINT, FencedError
 from cdc.kafka.publisher import Publisher
 from cdc.kafka.topic_ids import SeenTopics
 from cdc.ops import asking
@@ -240,6 +241,23 @@ def test_a_store_that_is_missing_may_be_that_of_a_daemon_at_work(tmp_path: Path,
     with pytest.raises(StateMissingError):
         start(StartOptions())
     assert not (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize(("is_standby", "remedy"), [(True, "Start it again: it will be the standby"), (False, "Otherwise stop")])
+def test_who_was_fenced_is_told_what_becomes_of_it(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, remedy: str, *, is_standby: bool
+) -> None:
+    """With standby = true nobody is to stop the daemon that works."""
+    daemon = scene.daemon
+    daemon._config = daemon._config.model_copy(update={"standby": is_standby})
+
+    def fence(*, until_caught_up: bool) -> None:  # noqa: ARG001 - as it is called
+        raise FencedError("another daemon has taken the name 'shop'", NAME_HINT)
+
+    monkeypatch.setattr(daemon, "_stand_by", fence)
+    with pytest.raises(FencedError) as caught:
+        daemon.run()
+    assert remedy in str(caught.value)
 
 
 def test_after_a_claim_that_was_lost_at_once_another_process_begins(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
