@@ -148,7 +148,7 @@ def examine(config: Config, tell: Tell) -> Examination:
             failures.append(Remedy.WAIT if finding.may_heal else Remedy.OPERATOR)
     result.failures, result.stored, result.known, result.members = failures, stored, known, found
     result.existing = existing if kafka.is_good else None
-    result.runs_already = check_start.runs_already(config, stored)
+    result.runs_already = check_start.runs_already(config, stored) or check_start.is_its_standby(config, stored)
     return result
 
 

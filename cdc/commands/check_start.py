@@ -44,7 +44,7 @@ from cdc.protocol.ballot import Ballot
 from cdc.registry.questions import Questions, RegistryRefusal
 from cdc.schema.forms import SpaceForm
 from cdc.store import numbers_file
-from cdc.store.files import has_data, in_use, is_denied, is_held_by_daemon, is_locked, translate_denials
+from cdc.store.files import has_data, holding_process, in_use, is_denied, is_held_by_daemon, is_locked, translate_denials
 from cdc.store.store import StateStore
 from cdc.stream.commits.checkpoint import Checkpoint, fold
 from cdc.stream.commits.former_topics import spaces_by_topic
@@ -100,6 +100,16 @@ def of_kafka(config: Config, stored: Checkpoint, store: Position | None = None) 
             yield Finding(
                 "name", f"the daemon {config.name!r} runs with this state.path: it is this one", is_failure=False, is_well=True
             )
+        return
+    if is_its_standby(config, stored):
+        sign = stored.signs[config.name]
+        yield Finding(
+            "name",
+            f"it is this one, process {holding_process(admission.store_path(config)) or 'unknown'}, the standby of process "
+            f"{sign.process_id} on {sign.host}",
+            is_failure=False,
+            is_well=True,
+        )
         return
     yield from _failure("http.listen", lambda: _check_address(config))
     directory = admission.store_path(config)
@@ -218,6 +228,16 @@ def runs_already(config: Config, stored: Checkpoint) -> bool:
     if is_hidden or sign is None:  # without a sign, the daemon has just started, or its checkpoint was deleted
         return config.http.address is not None and asking.name_at(config.http.address, access_of(config)) == config.name
     return sign.writer in StateDirectoryLock.writers_in(directory)[-1:]
+
+
+def is_its_standby(config: Config, stored: Checkpoint) -> bool:
+    """Return whether the daemon of this configuration is running as the standby of another process of its name."""
+    directory, sign = admission.store_path(config), stored.signs.get(config.name)
+    if sign is None or not is_held_by_daemon(directory, config.name) or runs_already(config, stored):
+        return False
+    # By its own status: a daemon that is about to take the name is no standby.
+    address = config.http.address
+    return config.standby if address is None else asking.stands_by_at(address, access_of(config))
 
 
 def _failure(key: str, attempt: Callable[[], object]) -> Iterator[Finding]:

@@ -148,6 +148,12 @@ def name_at(address: Address, access: Access = PLAIN) -> str | None:
     return None if found is None else str(found["name"])
 
 
+def stands_by_at(address: Address, access: Access = PLAIN) -> bool:
+    """Return whether a daemon that waits as a standby answers at an address."""
+    found = _status_at(address, access)
+    return found is not None and found.get("standby") is not None
+
+
 def _status_at(address: Address, access: Access) -> dict[str, Any] | None:
     try:
         found = _get(address, "/status", None, access)

@@ -202,6 +202,23 @@ def test_the_daemon_whose_checkpoint_was_deleted_is_still_this_one(tmp_path: Pat
     store.close()
 
 
+@pytest.mark.parametrize("listen", ["", "127.0.0.1:1"])
+def test_a_standby_that_runs_is_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, listen: str) -> None:
+    """It would be told to stop a daemon, which is itself, or to have another name."""
+    own = config(state={"path": str(tmp_path)}, http={"listen": listen}).model_copy(update={"standby": True})
+    stored = Checkpoint(Position(), writer="other", transactional_id="shop")
+    fold("shop", *sign_record("shop", Sign("other", "there", 7, 1)), stored)
+    store = StateStore(admission.store_path(own), daemon_named("shop"))
+    (tmp_path / "images" / "writers").write_text("ours")
+    monkeypatch.setattr(asking, "_status_at", lambda *_: {"name": "shop", "process_id": 8, "standby": {"is_ready": True}})
+    found = [each for each in of_kafka(own, stored) if each.key != "shop.checkpoint"]
+    assert [str(each) for each in found] == [f"name: it is this one, process {os.getpid()}, the standby of process 7 on there"]
+    if listen:
+        monkeypatch.setattr(asking, "_status_at", lambda *_: {"name": "shop", "process_id": 8, "standby": None})
+        assert "state.path" in [each.key for each in of_kafka(own, stored) if each.is_failure]
+    store.close()
+
+
 def test_a_store_that_verify_has_is_no_daemon_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`run` would stop there, though the checkpoint was written last by a daemon in this directory."""
     monkeypatch.setattr(ReadersView, "newest_numbers", lambda _: Numbers(0))
