@@ -67,7 +67,8 @@ def _state(status: dict[str, Any]) -> str:
     standby = status.get("standby")
     if standby is None:
         return str(status["state"])
-    return f"{status['state']}, {'ready to take over' if standby['is_ready'] else 'not ready to take over'}"
+    other = f" of {standby['of']}" if standby.get("of") else ""
+    return f"{status['state']}{other}, {'ready to take over' if standby['is_ready'] else 'not ready to take over'}"
 
 
 def readable(status: dict[str, Any]) -> str:

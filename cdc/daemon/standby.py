@@ -177,6 +177,8 @@ class Standby:
     def _show_readiness(self, vigil: Vigil, watch: LifeWatch, *, has_store: bool) -> bool:
         """Show whether this standby could take over, and why not if that lasts. Return whether a told reason has just ended."""
         status, outage = self._status, watch.outage
+        sign = vigil.sign
+        status.standby_of = f"process {sign.process_id} on {sign.host}" if sign is not None else None
         status.is_standby_ready, status.is_standby_deaf = has_store and vigil.is_steady, outage is not None
         if has_store and outage is None:
             self._unready_since = None

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 from typing import Final
+from uuid import UUID
 
 import structlog
 
@@ -135,9 +136,10 @@ class StandbyStore:
         member = self._members[self._turn % len(self._members)]
         self._turn += 1
         with closing(greet(member, self._uuid, frame_bytes_max=self._config.source.frame_bytes_max)) as connection:
-            self._status.upstream = connection.address
             ballot = vote(connection)
-            resume.check_replicaset(self._tail.checkpoint.position, replicaset_uuid(connection))
+            found = replicaset_uuid(connection)
+            self._show_member(connection, found)
+            resume.check_replicaset(self._tail.checkpoint.position, found)
             # After a failure to write, the rest comes first: the log is asked for from the store's position on.
             self._writer.flush(is_forced=True)
             course = standby_course.course(self._tail.checkpoint.position, self._writer.position, ballot.gc_vclock)
@@ -233,7 +235,7 @@ class StandbyStore:
             connection.wait(TURN_SECONDS, for_data=False)
         now = time.monotonic()
         if events or not has_room:
-            self._heard_at = now
+            self._heard_at = self._status.last_heard_at = now
         elif now - self._heard_at > self._config.source.timeouts.silence:
             raise SilenceError(f"the server {connection.address} has been silent for {now - self._heard_at:.1f} s")
         return events
@@ -326,6 +328,12 @@ class StandbyStore:
             self._writer.flush()
         self._status.native_row_count += batch.native_row_count
         self._status.python_row_count += batch.row_count - batch.native_row_count
+
+    def _show_member(self, connection: Connection, replicaset: UUID) -> None:
+        status, greeting = self._status, connection.session.greeting
+        status.upstream, status.upstream_version = connection.address, greeting.version_text
+        status.server_uuid, status.replicaset_uuid = str(greeting.uuid), str(replicaset)
+        status.last_heard_at = time.monotonic()
 
     def _show(self) -> None:
         status, position, kafka = self._status, self._writer.position, self._tail.checkpoint.position

@@ -232,6 +232,11 @@ class StatusHandler(PageHandler):
             order = order_in(self.path, self.body())
         except ValueError as error:
             return 400, {"error": str(error)}
+        if status.state == "standby":
+            other = f", {status.standby_of}" if status.standby_of else ""
+            return 503, {
+                "error": f"this daemon is a standby, and takes no orders. Give this one to the daemon that publishes{other}."
+            }
         if status.requests is None or not status.requests.is_open:
             return 503, {"error": f"the daemon isn't following the stream, it is {status.state}. Try again once it does."}
         known = {loss.topic for loss in status.kafka.losses}

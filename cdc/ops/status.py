@@ -42,6 +42,8 @@ class Status:
     error: str | None = None
     is_standby_ready: bool = False
     """Whether a standby could take over now."""
+    standby_of: str | None = None
+    """The process that a standby heard last: it publishes, or did."""
     is_standby_deaf: bool = False
     """Whether a standby gets no answer from Kafka, or finds no checkpoint topic there."""
     error_remedy: str = ""
@@ -252,7 +254,7 @@ class Status:
         return {
             "name": self.name,
             "state": self.shown_state,
-            "standby": {"is_ready": self.is_standby_ready} if self.state == "standby" else None,
+            "standby": {"is_ready": self.is_standby_ready, "of": self.standby_of} if self.state == "standby" else None,
             "error": self.shown_error,
             "is_stuck": self.stuck is not None,
             "process_id": os.getpid(),

@@ -33,6 +33,12 @@ def test_it_lists_the_members(shown: dict[str, Any]) -> None:
     assert "can't connect" in lines[2]
 
 
+def test_a_standby_names_the_one_that_publishes() -> None:
+    found = Status("shop", "standby", standby_of="process 7 on there").to_json()
+    assert found["standby"] == {"is_ready": False, "of": "process 7 on there"}
+    assert "standby of process 7 on there, not ready to take over" in readable(found)
+
+
 def test_readable_status_of_a_daemon_that_has_met_nobody() -> None:
     lines = dict(line.split(maxsplit=1) for line in readable(Status("shop").to_json()).splitlines())
     assert next(iter(lines.items())) == ("name", "shop")

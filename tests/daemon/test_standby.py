@@ -197,9 +197,10 @@ def test_one_that_hears_nobody_says_why_and_is_not_ready(tmp_path: Path, monkeyp
         waiting._show_readiness(vigil, watch, has_store=True)
     assert [entry["needs_operator"] for entry in logs] == [True]
     assert (status.error, status.is_standby_ready, status.is_standby_deaf) == (lost.public, False, True)
-    watch.outage = None
+    watch.outage, vigil.sign = None, Sign("first", "there", 7, 0)
     assert waiting._show_readiness(vigil, watch, has_store=True)
     assert (status.error, status.is_standby_deaf) == (None, False)
+    assert status.standby_of == "process 7 on there"
     waiting._show_readiness(vigil, watch, has_store=False)
     assert status.error is not None
     assert "isn't at a position that consumers have yet" in status.error

@@ -97,12 +97,15 @@ def test_what_could_not_be_written_comes_before_the_log_is_asked_for(tmp_path: P
         writer.begun.append(writer.position)
 
     writer.flush = flush
-    connection = SimpleNamespace(address="m:3301", close=lambda: None)
+    greeting = SimpleNamespace(version_text="2.6.0", uuid=UUID(int=2))
+    connection = SimpleNamespace(address="m:3301", close=lambda: None, session=SimpleNamespace(greeting=greeting))
     ballot = SimpleNamespace(gc_vclock=VClock())
     monkeypatch.setattr(standby_store, "greet", lambda *_, **__: connection)
     monkeypatch.setattr(standby_store, "vote", lambda _: ballot)
     monkeypatch.setattr(standby_store, "replicaset_uuid", lambda _: UUID(int=1))
     monkeypatch.setattr(StandbyStore, "_follow", follow)
     tail = SimpleNamespace(checkpoint=Checkpoint(K), is_read=True)
-    standby(tmp_path, writer, tail).follow()
+    one = standby(tmp_path, writer, tail)
+    one.follow()
     assert writer.begun == [K]
+    assert (one._status.upstream_version, one._status.replicaset_uuid) == ("2.6.0", str(UUID(int=1)))

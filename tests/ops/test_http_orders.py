@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import socket
+import urllib.error
+import urllib.request
 from typing import Any
 
 import pytest
@@ -61,6 +63,21 @@ def test_what_is_no_order(path: str, body: Any) -> None:
 def test_a_request_for_rows_names_spaces(body: Any) -> None:
     with pytest.raises(BodyError, match='"where"'):
         of("/snapshot", body)
+
+
+def test_a_standby_names_the_one_that_takes_orders() -> None:
+    """It may be a standby for months: to try again is no remedy."""
+    status = Status("shop", "standby", standby_of="process 7 on there")
+    status.requests = RequestQueue()
+    server = StatusServer(("127.0.0.1", 0), View(status), rights=Rights({digest(TOKEN): Visitor("ann", frozenset(ROLES))}))
+    headers = {"Content-Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
+    request = urllib.request.Request(f"http://127.0.0.1:{server.port}/snapshot/stop", b"{}", headers)
+    try:
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=10)  # noqa: S310 - the scheme is given here
+        assert (caught.value.code, b"that publishes, process 7 on there." in caught.value.read()) == (503, True)
+    finally:
+        server.close()
 
 
 @pytest.mark.parametrize(

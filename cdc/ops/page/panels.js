@@ -148,6 +148,7 @@ function drawDaemon(frame) {
   const { store, kafka, upstream } = status;
   terms("daemon", [
     ["Follows", ["streaming", "stalled", "snapshot", "standby"].includes(status.state) && upstream.address ? `${upstream.address} (Tarantool ${upstream.version}), as ${setup.mode}` : "nobody"],
+    ["Standby of", status.standby?.of],
     ["Replica set", upstream.replicaset_uuid],
     ["Kafka", `${setup.kafka}, topics ${setup.topic_prefix}.*, ${setup.delivery.replaceAll("_", " ")}`],
     ["Commits", `${number(kafka.commits)}, ${number(kafka.aborts)} aborted; ${number(kafka.events)} events, ${bytes(kafka.bytes)}`],

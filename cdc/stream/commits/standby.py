@@ -53,7 +53,8 @@ class Vigil:
         """
         self._quiet_since = now
         self._first_heard: float | None = None
-        self._sign = sign
+        self.sign = sign
+        """The newest sign, without positions."""
         self.is_steady = False
         """Whether the daemon is heard regularly, so that its silence is noticed soon."""
         self.writer = writer
@@ -63,12 +64,12 @@ class Vigil:
 
     def has_missed(self, newest: Sign | None) -> bool:
         """Whether the topic's newest sign, which another client has read, didn't arrive here: then the silence proves nothing."""
-        return newest is not None and newest != self._sign
+        return newest is not None and newest != self.sign
 
     def record_sign(self, sign: Sign, now: float) -> None:
         """Record a sign of life, or a position, that has arrived."""
         if sign.host:
-            self._sign = sign
+            self.sign = sign
         if sign.is_last:
             self.is_gone = self.is_gone or sign.writer == self.writer
             return
