@@ -26,7 +26,7 @@ from cdc.kafka.clients import KafkaClients
 from cdc.kafka.errors import FORBIDDEN, reading_error
 from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.sign_of_life import listen
-from cdc.kafka.topic_admin import list_topics
+from cdc.kafka.topic_admin import PUT_BACK, list_topics
 from cdc.ops import asking
 from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
@@ -239,7 +239,7 @@ def check_position(config: Config, stored: Checkpoint, store: Position | None = 
         raise CheckpointLostError(
             f"there is no checkpoint of the daemon {config.name!r} in {topic}, but topics of {kafka.topic_prefix} have events up "
             f"to seq {is_in_topics}: the checkpoint was deleted, or the daemon had another name",
-            f"If it had another name, give it that name again. If the checkpoint is lost, {again}",
+            f"If it had another name, give it that name again. If the checkpoint is lost, {again} {PUT_BACK}",
         )
     if seq:
         what, numbers = witnesses.highest()

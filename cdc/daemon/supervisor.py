@@ -521,7 +521,7 @@ class Daemon:
                 self._given.stopped(self._checkpoint, committed)
             self._log.info("stopped", seq=committed.seq if committed is not None else 0, checkpoint=str(vclock))
         else:
-            self._log.warning("stopped before everything was committed in Kafka; the next start resumes from the checkpoint")
+            self._log.warning("stopped before all was committed in Kafka; the next start resumes from the checkpoint, if any")
         report_unended(self._publisher, self._config.name)
 
 

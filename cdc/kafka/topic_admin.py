@@ -114,11 +114,16 @@ def snapshot_remedy(spaces: Sequence[str]) -> str:
     return f"`tarantool-cdc snapshot --config FILE {shlex.join(spaces)}` sends its rows again"
 
 
+PUT_BACK: Final = "A file of `tarantool-cdc position export` may spare that: put it back first, with `position set FILE`."
+"""What may take the place of publishing all rows again where the checkpoint is lost, and the events aren't."""
+
+
 def lost_checkpoint(topic: str) -> PublishError:
     """Return the error of a running daemon whose checkpoint topic was deleted. The next start finds the events' last seq."""
     return PublishError(
         f"the topic {topic} was deleted, and with it this daemon's checkpoint",
-        "Start once with --rebuild-state: all rows are published again, as `r`, with seqs after all published events.",
+        "Start once with --rebuild-state: all rows are published again, as `r`, with seqs after all published events. "
+        f"{PUT_BACK}",
     )
 
 

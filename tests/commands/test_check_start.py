@@ -181,6 +181,7 @@ def test_with_the_prefix_of_another_daemon_its_events_are_no_lost_checkpoint(mon
     monkeypatch.setattr(admission, "read", lambda _: Checkpoint())
     (lost,) = failures(of_kafka(own, Checkpoint()))
     assert "--rebuild-state" in lost
+    assert "put it back first, with `position set FILE`" in lost
     foreign = Checkpoint()
     fold("shop", *owner_record("other", 1), foreign)
     (found,) = failures(of_kafka(own, foreign))
