@@ -226,7 +226,7 @@ def _doctor(options: argparse.Namespace) -> int:
 
     daemons = [_daemon(options)] if fleet is None else [as_it_is_asked(each) for each in fleet.shards.values()]
     log.configure(daemons[0].log.format, "warning")
-    are_well = [doctor(each, say, as_json=options.json, is_verbose=options.verbose) for each in daemons]
+    are_well = [doctor(each, say, file=options.config, as_json=options.json, is_verbose=options.verbose) for each in daemons]
     return 0 if all(are_well) else 1
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from cdc.commands import Say, doctor_looks
@@ -31,8 +32,11 @@ _HEADINGS: Final = {
 }
 
 
-def doctor(config: Config, say: Say, *, as_json: bool = False, is_verbose: bool = False) -> bool:
-    """Report the advice. Return whether nothing has to be changed now. Raises ConfigurationError as `check`."""
+def doctor(config: Config, say: Say, *, file: Path | None = None, as_json: bool = False, is_verbose: bool = False) -> bool:
+    """Report the advice, also about the configuration's `file`, if that is given.
+
+    Return whether nothing has to be changed now. Raises ConfigurationError as `check`.
+    """
     facts: list[str] = []
     found = examine(config, lambda line: facts.append(str(line)))
     shown, refusal = _shown_by_daemon(config)
@@ -48,6 +52,7 @@ def doctor(config: Config, say: Say, *, as_json: bool = False, is_verbose: bool 
     told = list(advice)
     advice += [each for each in _of_daemon(shown) if not any(_says(former, each) for former in told)]
     advice += doctor_looks.all_looks(config, found, shown)
+    advice += doctor_looks.of_file(file) if file is not None else ()
     advice = list(dict.fromkeys(sorted(advice, key=lambda each: each.harm)))
     is_well = not any(each.harm <= Harm.WAIT for each in advice)
     if as_json:

@@ -15,7 +15,7 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import ClusterMetadata  # type: ignore[attr-defined]  # it is documented
 
 from cdc.commands.check import Examination
-from cdc.config import Config
+from cdc.config import Config, has_secret, read
 from cdc.daemon.row_path import path_of
 from cdc.kafka import topic_settings
 from cdc.kafka.broker_limits import broker_limits
@@ -226,6 +226,18 @@ def of_secrets(config: Config) -> Iterator[Advice]:
             "http.listen",
             f"{address[0]} can be reached from elsewhere, and there is no TLS: tokens and rows can be read on the way",
             "set http.tls_certificate, or listen on 127.0.0.1 behind a proxy that has TLS",
+        )
+
+
+def of_file(file: Path) -> Iterator[Advice]:
+    """Yield advice about a configuration file that has secrets in it and that others on this machine may read."""
+    if _may_others_read(file) and has_secret(read(file)):
+        remedy = f"give it to the daemon's user alone (chmod 600 {file}), or put the secrets into files of their own, such as "
+        yield Advice(
+            Harm.SOON,
+            str(file),
+            "other users of this machine may read it, and it has passwords or tokens",
+            f"{remedy}source.password_file",
         )
 
 

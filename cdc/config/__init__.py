@@ -338,6 +338,10 @@ _PATH_PROPERTIES: Final = (
 )
 """Keys of `kafka.properties` whose values are paths of files."""
 
+_SECRET_KEYS: Final = ("password", "token", "salt", "secret", "sasl.jaas.config", "ssl.key.pem")
+"""Ends of the keys whose values are secrets."""
+_URI_WITH_PASSWORD: Final = re.compile(r"[^@/]+:[^@]+@")
+
 _NO_PATH: Final = "probe"
 """Value of `ssl.ca.location` that isn't a path: librdkafka then searches for the system's certificates."""
 
@@ -372,6 +376,15 @@ def read(path: Path) -> dict[str, Any]:
     if problem:
         raise ConfigurationError(f"the configuration {path} {problem}", hint)
     return values
+
+
+def has_secret(value: object, key: str = "") -> bool:
+    """Return whether a file's values, as `read` returns them, have a password, token or salt in them, not in other files."""
+    if isinstance(value, dict):
+        return any(has_secret(each, str(name)) for name, each in value.items())
+    if isinstance(value, list):
+        return any(has_secret(each, key) for each in value)
+    return isinstance(value, str) and bool(value) and (key.endswith(_SECRET_KEYS) or bool(_URI_WITH_PASSWORD.match(value)))
 
 
 def _with_absolute_paths(config: Config, directory: Path) -> Config:

@@ -140,6 +140,25 @@ def test_secrets(tmp_path: Path) -> None:
     assert list(doctor_looks.of_secrets(config(tmp_path, http={"listen": "::1:8085"}))) == []
 
 
+@pytest.mark.parametrize(
+    ("line", "is_secret"),
+    [
+        ('uris = ["cdc:secret@a:3301"]', True),
+        ('uris = ["a:3301"]\nuser = "cdc"\npassword_file = "p"', False),
+        ('[kafka.properties]\n"sasl.password" = "x"', True),
+        ('[http]\nlisten = "::1:8085"\ntokens_file = "t"', False),
+        ('[http]\ntoken = "0123456789abcdef"', True),
+    ],
+)
+def test_a_configuration_with_secrets_that_others_may_read(tmp_path: Path, line: str, is_secret: bool) -> None:
+    file = tmp_path / "cdc.toml"
+    file.write_text(line)
+    file.chmod(0o644)
+    assert [each.subject for each in doctor_looks.of_file(file)] == ([str(file)] if is_secret else [])
+    file.chmod(0o600)
+    assert list(doctor_looks.of_file(file)) == []
+
+
 def test_few_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     assert "1024 open files" in next(
@@ -164,7 +183,7 @@ def advised(
     *,
     refusal: CdcError | None = None,
     stored: Checkpoint | None = None,
-    **how: bool,
+    **how: Any,
 ) -> tuple[bool, list[str]]:
     def examine(_: Config, tell: Any) -> Examination:
         for finding in findings:
