@@ -150,7 +150,9 @@ class Losses:
             if loss is not None:
                 self._found[topic] = loss
             else:
-                structlog.get_logger().info("consumers can do without what the topic has lost", topic=topic)
+                structlog.get_logger().info(
+                    "a topic no longer counts as lost: its rows come again, or it was acknowledged", topic=topic
+                )
         if changed:
             self._show()
 

@@ -244,12 +244,13 @@ class StatusHandler(PageHandler):
             shown = ", ".join(sorted(known)[:LOSSES_SHOWN]) or "none"
             return 409, {"error": f"that {', '.join(sorted(unknown))[:300]} was deleted isn't known; known are: {shown}"}
         self.server.extend_deadline(self.connection, ANSWER_TIMEOUT_SECONDS)
-        log = structlog.get_logger().bind(name=status.name)
-        log.info("an order was given over HTTP", path=self.path, by=self.visitor().name, id=order.id)
+        log = structlog.get_logger().bind(name=status.name, path=self.path, by=self.visitor().name, id=order.id)
         try:
             status.requests.submit(order)
         except RequestError as error:
+            log.info("an order over HTTP failed", reason=error.public)
             return 409, {"error": error.public}
+        log.info("an order was given over HTTP")
         return 202, {"id": order.id, **({"spaces": order.spaces} if isinstance(order, Execute) else {})}
 
 

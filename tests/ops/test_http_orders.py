@@ -9,7 +9,9 @@ import urllib.request
 from typing import Any
 
 import pytest
+import structlog
 
+from cdc.errors import RequestError
 from cdc.ops.http import StatusServer
 from cdc.ops.http_orders import PATHS, BodyError, order_in
 from cdc.ops.request_queue import RequestQueue
@@ -105,3 +107,30 @@ def test_a_body_that_is_not_read_is_not_taken_for_none(header: str, body: bytes)
     finally:
         server.close()
     assert status.requests.to_json() is None, "nothing waits to be carried out"
+
+
+def test_a_refused_order_is_not_logged_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    status = Status("shop")
+    status.requests = RequestQueue()
+    status.requests.open()
+
+    def refuse(*_: Any) -> None:
+        raise RequestError("there is no space 'nope'")
+
+    monkeypatch.setattr(status.requests, "submit", refuse)
+    server = StatusServer(("127.0.0.1", 0), View(status), rights=Rights({digest(TOKEN): Visitor("ann", frozenset(ROLES))}))
+    try:
+        with (
+            structlog.testing.capture_logs() as logs,
+            socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection,
+        ):
+            body = b'{"spaces": ["nope"]}'
+            head = "POST /snapshot HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            head += f"Content-Length: {len(body)}\r\n"
+            connection.sendall(f"{head}Authorization: Bearer {TOKEN}\r\n\r\n".encode() + body)
+            assert connection.recv(100).startswith(b"HTTP/1.0 409")
+    finally:
+        server.close()
+    assert [(line["event"], line["by"], line["reason"]) for line in logs] == [
+        ("an order over HTTP failed", "ann", "there is no space 'nope'")
+    ]
