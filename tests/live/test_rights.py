@@ -32,10 +32,17 @@ KINDS = {"--topic": ResourceType.TOPIC, "--transactional-id": ResourceType.TRANS
 LAST_LINES = 20
 
 
+def commands() -> list[str]:
+    """The document's commands for a daemon that belongs to no fleet."""
+    alone, of_fleet, _ = DOCUMENT.read_text().partition("The daemons of a [fleet]")
+    assert of_fleet
+    return re.findall(r"^kafka-acls\.sh .*$", alone, re.MULTILINE)
+
+
 def documented(name: str) -> dict[str, AclBinding]:
     """The commands of the document, for a daemon of this name and prefix."""
     found = {}
-    for line in re.findall(r"^kafka-acls\.sh .*$", DOCUMENT.read_text(), re.MULTILINE):
+    for line in commands():
         words = shlex.split(line)
         options = dict(itertools.pairwise(words))
         (kind,) = KINDS.keys() & set(words)
@@ -111,8 +118,7 @@ def finish(scene: Scene) -> None:
 def test_document_lists_what_is_needed() -> None:
     kafka = {"bootstrap_servers": "kafka:9092", "topic_prefix": "shop", "properties": {"sasl.username": "cdc"}}
     config = parse({"name": "shop", "source": {"uris": ["a@b:1"]}, "kafka": kafka}, "the test")
-    commands = re.findall(r"^kafka-acls\.sh .*$", DOCUMENT.read_text(), re.MULTILINE)
-    assert commands == rights.grant(rights.needed("shop", config.kafka), config.kafka).split("; ")
+    assert commands() == rights.grant(rights.needed("shop", config.kafka), config.kafka).split("; ")
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.soak)])

@@ -358,7 +358,7 @@ SLIPS: Final = (
     Slip("spaces published again", _unnoticed_spaces, 20, images="full", kinds=("spaces left out",)),
     Slip("an old tuple that is lost", _lost_old_tuple, 5, is_exact=True, images="source"),
     Slip("first messages that aren't alone", _crowded_first, 5),
-    Slip("a former connection taken for a mistake", _former_connection, 20, kinds=("connections live on", "network cut")),
+    Slip("a former connection taken for a mistake", _former_connection, 80, kinds=("connections live on", "network cut")),
     Slip("a connection that stays open", _open_connection, 40, kinds=("messages refused", "answers lost")),
     Slip("an older store taken for the newest", _older_store, 20, images="full", is_exact=True, faults=_LIES),
     Slip("images that come back as they were", _older_store, 20, is_exact=True, faults=_SWITCHES),

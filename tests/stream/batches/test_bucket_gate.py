@@ -15,7 +15,7 @@ from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.stream.batches.batch import Broadcast
 from cdc.stream.batches.options import Surroundings
-from cdc.stream.moves.records import Shards
+from cdc.stream.moves.records import ShardRecord, Shards, bucket_key
 from cdc.stream.pipeline import Pipeline
 from tests.fakes import wire
 from tests.fakes.master import SERVER, Master
@@ -43,6 +43,9 @@ def master_with_orders() -> Master:
 
 def begun(master: Master) -> Pipeline:
     """A shard's pipeline after the snapshot."""
+    shards = Shards("s1", NAMES)
+    for name, other in (("s1", "s2"), ("s2", "s1")):
+        shards.fold(name, bucket_key(None), ShardRecord(f"{name} there", 1, {other: 1}, is_settled=True).to_json())
     changed: dict[str, Any] = {
         "formats": FormatOptions(shard="s1"),
         "shards": NAMES,
@@ -55,7 +58,7 @@ def begun(master: Master) -> Pipeline:
             SERVER,
             VERSION,
             lambda: MemorySpool(None, 1000),
-            shards=Shards("s1", NAMES),
+            shards=shards,
         ),
         Position(),
         [],
