@@ -183,7 +183,8 @@ def test_daemons_that_begin_while_buckets_move(seed: int, lives: int) -> None:
 
 @pytest.mark.parametrize("lives", [SHORT_LIVES, pytest.param(500, marks=pytest.mark.soak)])
 def test_values_that_servers_change_on_the_way(seed: int, lives: int) -> None:
-    """Consumers end with what the bucket's owner has."""
+    """Consumers end with what the bucket's owner has, and over all lives some of it was shown again."""
+    converted = changed = 0
     for life in range(lives):
         told = seed + life
         print("seed", told)
@@ -191,7 +192,9 @@ def test_values_that_servers_change_on_the_way(seed: int, lives: int) -> None:
         fleet.work(200, 0.05, truncates=False)
         fleet.come_to_rest()
         fleet.check_end()
-        assert sum(daemon.moves.queues.changed_count for daemon in fleet.daemons) or not fleet.servers.converted_count
+        converted += fleet.servers.converted_count
+        changed += sum(daemon.moves.queues.changed_count for daemon in fleet.daemons)
+    assert changed or not converted
 
 
 @pytest.mark.parametrize("seed", [3, 11, 13, 15])
