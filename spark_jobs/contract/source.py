@@ -206,7 +206,9 @@ class Topics:
         records = self._as_json(reader.option("startingOffsets", "earliest").option("subscribePattern", pattern).load())
         if not self.skip_unreadable or {*topics} <= {*self.all_controls}:
             return records
-        return with_fault_column(records).where("sentence is null").drop("sentence")
+        # A checkpoint: else Spark combines the condition with the steps of `with_fault_column`, each repeated in what follows it,
+        # until Java's heap is full.
+        return with_fault_column(records).localCheckpoint(eager=False).where("sentence is null").drop("sentence")
 
     def read_behind(self, session: SparkSession, offsets: Mapping[str, Mapping[str, int]]) -> DataFrame:
         """Return the records of the chosen spaces' topics from these offsets on (topic → partition → offset).
