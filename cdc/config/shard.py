@@ -19,9 +19,14 @@ class Shard:
     fleet_listen: str = ""
 
     @property
+    def replicaset_names_by_shard(self) -> dict[str, str]:
+        """The names of the replica sets, where these are given."""
+        return dict(zip(self.siblings, self.replicaset_names, strict=False))
+
+    @property
     def replicaset_name(self) -> str:
         """Name of the shard's replica set."""
-        return dict(zip(self.siblings, self.replicaset_names, strict=False)).get(self.name, self.name)
+        return self.replicaset_names_by_shard.get(self.name, self.name)
 
     @property
     def co_writers(self) -> tuple[str, ...]:

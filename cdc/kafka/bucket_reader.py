@@ -79,8 +79,7 @@ class BucketReader:
         return self.shards
 
     def _nothing(self) -> Shards:
-        shard = self._shard
-        return Shards(shard.name, shard.siblings, dict(zip(shard.siblings, shard.replicaset_names, strict=False)))
+        return Shards(self._shard.name, self._shard.siblings, self._shard.replicaset_names_by_shard)
 
     def news(self) -> list[int | None]:
         """Return the buckets whose records have changed, None for a shard's begin. Raises as `begin`."""

@@ -404,16 +404,22 @@ def test_another_daemon_is_named_only_if_there_is_one(cluster: Cluster, start: S
     other.stop(20)
 
 
+def with_unreadable_claim(cluster: Cluster) -> Publisher:
+    """Another daemon of the name, whose claim's transaction looks open to readers."""
+    before = len(cluster.written("shop.checkpoint"))
+    config = KafkaSection(bootstrap_servers="x:1", topic_prefix="shop")
+    other = Publisher("x", config, Writer("another writer", has_store=False), clients(cluster))
+    other.start()
+    cluster.others["shop.checkpoint"] = before
+    return other
+
+
 def test_another_daemon_whose_first_record_was_not_readable_yet(
     cluster: Cluster, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The claim of a fenced daemon ends the other one's transaction, and shows its record: the name isn't taken back."""
     start("exactly_once").stop(20)
-    config = KafkaSection(bootstrap_servers="x:1", topic_prefix="shop")
-    before = len(cluster.written("shop.checkpoint"))
-    other = Publisher("x", config, Writer("another writer", has_store=False), clients(cluster))
-    other.start()
-    cluster.others["shop.checkpoint"] = before
+    other = with_unreadable_claim(cluster)
     claim = FakeProducer.init_transactions
 
     def claim_and_show(self: FakeProducer, timeout: float) -> None:
@@ -421,7 +427,7 @@ def test_another_daemon_whose_first_record_was_not_readable_yet(
         cluster.others.clear()
 
     monkeypatch.setattr(FakeProducer, "init_transactions", claim_and_show)
-    again = Publisher("x", config, WRITER, clients(cluster))
+    again = Publisher("x", KafkaSection(bootstrap_servers="x:1", topic_prefix="shop"), WRITER, clients(cluster))
     with pytest.raises(PublishError, match="another daemon has taken the name 'x'"):
         again.start(expected_writers={"writer"})
     assert b"another writer" in (cluster.values("shop.checkpoint")[-1] or b""), "nothing is written under the other one's name"
@@ -434,11 +440,7 @@ def test_a_fenced_daemon_waits_for_the_claim_that_is_not_readable_yet(
 ) -> None:
     """Its own claim would fence the other one, which may be writing the missing marker of its own, and would abort that."""
     start("exactly_once").stop(20)
-    config = KafkaSection(bootstrap_servers="x:1", topic_prefix="shop")
-    before = len(cluster.written("shop.checkpoint"))
-    other = Publisher("x", config, Writer("another writer", has_store=False), clients(cluster))
-    other.start()
-    cluster.others["shop.checkpoint"] = before
+    other = with_unreadable_claim(cluster)
     ask = readers_view.ReadersView.still_open
 
     def ask_and_show(self: readers_view.ReadersView) -> dict[tuple[str, int], int]:
@@ -449,7 +451,7 @@ def test_a_fenced_daemon_waits_for_the_claim_that_is_not_readable_yet(
     monkeypatch.setattr(readers_view.ReadersView, "still_open", ask_and_show)
     claims: list[float] = []
     monkeypatch.setattr(FakeProducer, "init_transactions", lambda _, timeout: claims.append(timeout))
-    again = Publisher("x", config, WRITER, clients(cluster))
+    again = Publisher("x", KafkaSection(bootstrap_servers="x:1", topic_prefix="shop"), WRITER, clients(cluster))
     with pytest.raises(PublishError, match="another daemon has taken the name 'x'"):
         again.start(expected_writers={"writer"})
     assert not claims
