@@ -191,9 +191,9 @@ class Marks(Protocol):
 class Gate(Protocol):
     """What decides whether rows of a space have to wait (cdc.stream.batches.bucket_gate)."""
 
-    def turn_to(self, transaction: Any, previous_lsn: bytes, lsn: int, row_number: int, vclock: dict[int, int]) -> None:
-        """Note which row is handled next: its transaction, the origin's lsn before that, the row's lsn and its number in the
-        transaction, and the position after it."""
+    def turn_to(self, fragments: Any, lsn: int, row_number: int, vclock: dict[int, int]) -> None:
+        """Note which row is handled next: what its transaction's events share (cdc.stream.fragments), the row's lsn, its number
+        in the transaction, and the position after it."""
 
 
 class SpaceEvents:

@@ -62,6 +62,10 @@ class EventFragments(msgspec.Struct, gc=False):
     total_order: int = 0
     emptied: dict[int, str] = {}
     """Names of the spaces that lost all rows, by id: the transaction may drop them, too."""
+    elsewhere: dict[int, int] = {}
+    """How many of `orders` aren't in this part of the transaction: rows of buckets that move wait, and keep their places."""
+    is_part: bool = False
+    """Whether other parts of the transaction may have events, too."""
 
     def event(self, space: SpaceEvents, lsn: int, row_number: int, seq: int, start: bytes) -> bytes:
         """Return the transaction's next event: `start` is the text of its operation and images."""
@@ -95,11 +99,38 @@ class EventFragments(msgspec.Struct, gc=False):
         self.emptied[space.form.space_id] = space.form.name
         return self.event(space, lsn, row_number, seq, space.openings.truncate)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the next row is the transaction's only one, and stands for no others."""
+        return self.transaction.row_count == 1 and self.last_row_number is not None
+
+    def keep_place(self, space_id: int) -> tuple[int, int]:
+        """Keep a place for an event that waits; return its order in the transaction, and in the space."""
+        self.total_order += 1
+        self.orders[space_id] = order = self.orders.get(space_id, 0) + 1
+        self.elsewhere[space_id] = self.elsewhere.get(space_id, 0) + 1
+        self.is_part = True
+        return self.total_order, order
+
+    def turn_to_place(self, space_id: int, total_order: int, order: int) -> None:
+        """Give the next event, of this space, the place that was kept for it."""
+        skipped = order - 1 - self.orders.get(space_id, 0)
+        self.elsewhere[space_id] = self.elsewhere.get(space_id, 0) + skipped
+        self.total_order, self.orders[space_id] = total_order - 1, order - 1
+
+    def counts(self) -> dict[int, int]:
+        """Return the numbers of the events that have been made, by space."""
+        if not self.elsewhere:
+            return self.orders
+        made = {space_id: count - self.elsewhere.get(space_id, 0) for space_id, count in self.orders.items()}
+        return {space_id: count for space_id, count in made.items() if count}
+
     def records(self, schema: SchemaTracker) -> list[tuple[bytes, bytes]]:
         """Return keys and values of the transaction's BEGIN and END."""
         transaction = self.transaction
         counts = [
-            (schema.name(space_id) or self.emptied.get(space_id, str(space_id)), count) for space_id, count in self.orders.items()
+            (schema.name(space_id) or self.emptied.get(space_id, str(space_id)), count)
+            for space_id, count in self.counts().items()
         ]
         return transaction_records(f"{transaction.replica_id}:{transaction.tsn}", counts, transaction.timestamp)
 

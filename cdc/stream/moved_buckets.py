@@ -11,7 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from itertools import chain
+from typing import Any
 
+from cdc.events import topics
+from cdc.events.envelope import SpaceCount, snapshot_record
 from cdc.positions.position import Rekeyed
 from cdc.positions.vclock import VClock
 from cdc.protocol.codec import tuple_values
@@ -24,7 +28,7 @@ from cdc.stream.batches.routed_messages import RowWriter
 from cdc.stream.boundaries import Boundaries
 from cdc.stream.fragments import EventFragments
 from cdc.stream.moves.queues import BucketQueues, Question, Whole
-from cdc.stream.snapshots.backfill import encoder_of, write_gone, write_row
+from cdc.stream.snapshots.backfill import encoder_of, next_request, write_gone, write_row
 from cdc.stream.stream_events import StreamEvents
 
 
@@ -100,6 +104,10 @@ class MovedBuckets:
             else:
                 fragments = self._events.handle_waiting(each, fragments, suffix)
             if self._builder.is_full:
+                if fragments is not None:
+                    # A daemon that ends here goes on behind these rows, and knows nothing of their transaction's others.
+                    self._events.record(fragments)
+                    fragments = None
                 if self.queues.is_settled:
                     self._gate.write_news()
                 yield self._boundaries.take_batch(is_boundary=self.queues.is_settled)
@@ -128,23 +136,49 @@ class MovedBuckets:
                 yield form
 
     def _publish(self, bucket_id: int, whole: Whole) -> Iterator[Batch]:
-        """Publish all rows of a bucket, as a snapshot does: as they are now, or as gone."""
-        context, images, events = self._context, self._context.images, self._events
-        assert images is not None
-        state = events.base.snapshot
-        snapshot_id, vclock = state.snapshot_id if state is not None else 0, context.envelope.vclock(VClock(events.vclock))
+        """Publish all rows of a bucket, as a snapshot of its own number does: as they are now, or as gone.
+
+        It is one Kafka transaction from STARTED to COMPLETED: if the daemon ends in the middle, the bucket is published anew.
+        """
+        context, events = self._context, self._events
+        counts: list[SpaceCount] = []
+        number = 0
         for form in self._sharded_forms():
-            space_id, field = form.space_id, self._gate.sharded[form.space_id]
-            space = encoder_of(context.spaces, space_id)
+            rows = self._rows_of(bucket_id, form)
+            first = next(rows, None)
+            if first is None:
+                continue
+            if not number:
+                number = self._number()
+                self._builder.control(topics.SNAPSHOT, *snapshot_record("STARTED", events.position, events.now_us))
+            space = encoder_of(context.spaces, form.space_id)
             assert space is not None
-            pieces = context.envelope.snapshot_pieces(space, snapshot_id, vclock, events.now_us)
-            for _, tuple_ in images.scan(space_id):
-                values = tuple_values(tuple_)
-                if field >= len(values) or values[field] != bucket_id:
-                    continue
+            vclock = context.envelope.vclock(VClock(events.vclock))
+            pieces = context.envelope.snapshot_pieces(space, number, vclock, events.now_us)
+            count = 0
+            for tuple_, values in chain((first,), rows):
                 if whole is Whole.SHOWN:
-                    write_row(context, self._writer, space, tuple_, values, pieces)
+                    count += write_row(context, self._writer, space, tuple_, values, pieces)
                 else:
                     write_gone(context, self._writer, space, tuple_, values, pieces)
                 if self._builder.is_full:
-                    yield self._boundaries.take_batch()
+                    yield self._boundaries.take_batch(is_boundary=False)
+            counts.append(SpaceCount(form.name, form.space_id, count, 0))
+        if number:
+            record = snapshot_record("COMPLETED", events.position, events.now_us, counts, number=number)
+            self._builder.control(topics.SNAPSHOT, *record)
+
+    def _number(self) -> int:
+        """Take the next number of a snapshot, and return it."""
+        self._events.base = next_request(self._events.base)
+        assert self._events.base.snapshot is not None
+        return self._events.base.snapshot.snapshot_id
+
+    def _rows_of(self, bucket_id: int, form: SpaceForm) -> Iterator[tuple[bytes, list[Any]]]:
+        """Yield a bucket's rows in a space: the tuple, and its values."""
+        assert self._context.images is not None
+        field = self._gate.sharded[form.space_id]
+        for _, tuple_ in self._context.images.scan(form.space_id):
+            values = tuple_values(tuple_)
+            if field < len(values) and values[field] == bucket_id:
+                yield tuple_, values

@@ -154,7 +154,7 @@ class StreamEvents:
             if space is None:
                 continue
             if space.gate is not None:
-                space.gate.turn_to(transaction, fragments.previous_lsn, lsn, row_number, self.vclock)
+                space.gate.turn_to(fragments, lsn, row_number, self.vclock)
             try:
                 change = space.changes[kind](body, frame)
             except (EncodingError, SchemaError) as error:
@@ -327,9 +327,13 @@ class StreamEvents:
             self._spaces.gate.write_news()
 
     def record(self, fragments: EventFragments) -> None:
-        """Write the records of a transaction, if it has so many events that it has any."""
+        """Write the records of a transaction, or of a part of it, if it has so many events that it has any.
+
+        A transaction's parts have records of their own, whose counts add up to the transaction's.
+        """
         wanted = self._options.transaction_topic
-        if wanted != "none" and fragments.total_order > (wanted == "multi"):
+        count = sum(fragments.counts().values()) if fragments.is_part else fragments.total_order
+        if wanted != "none" and count > (wanted == "multi" and not fragments.is_part):
             for key, value in fragments.records(self._spaces.schema):
                 self._builder.control(topics.TRANSACTION, key, value)
 
@@ -348,6 +352,9 @@ class StreamEvents:
             texts.turn_to(origin.replica_id, origin.vclock)
             texts.previous_lsn = origin.previous_lsn
             last = self._fragments(transaction, texts, origin.vclock, suffix)
+        if row.orders is not None:
+            last.turn_to_place(row.space_id, *row.orders)
+        last.is_part = last.is_part or row.is_part
         last.row_number, last.last_row_number = row.row_number, row.row_number
         self._encode_rows(last, iter(rows_of(FrameDecoder().feed(row.frame))))
         self._builder.row_count -= 1  # it was counted when it arrived
@@ -361,12 +368,12 @@ class StreamEvents:
         `keeps_form` says that the space is there as it was: earlier rows that wait can be handled later.
         """
         space, gate = self._spaces.plain_events_of(form), self._spaces.gate
+        self._broadcast_truncation(fragments, space, lsn, row_number)
         if gate is not None:
-            gate.turn_to(fragments.transaction, fragments.previous_lsn, lsn, row_number, self.vclock)
+            gate.turn_to(fragments, lsn, row_number, self.vclock)
             gate.clear(space, keeps_form=keeps_form)
         elif self._images is not None:
             self._images.clear(form.space_id)
-        self._broadcast_truncation(fragments, space, lsn, row_number)
 
     def _broadcast_truncation(self, fragments: EventFragments, space: SpaceEvents, lsn: int, row_number: int) -> None:
         self._builder.seq += 1

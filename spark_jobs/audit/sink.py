@@ -322,7 +322,7 @@ class AuditSink(Sink):
 
     def _judges(self, earlier: Any, later: Any) -> bool:
         """Whether the lsns of two events of an origin, of which the earlier one isn't lower, are judged."""
-        return self._orders_lsns or earlier["lsn"] == later["lsn"]
+        return self._orders_lsns or all(earlier[name] == later[name] for name in ("lsn", "total_order"))
 
     def _is_other_history(self, after: int, before: int) -> bool:
         """Whether a snapshot began between two seqs. It may have followed a divergence, after which lsns are assigned again."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cdc.events.json_values import encode
-from cdc.events.topics import BUCKETS
+from cdc.events.topics import BUCKETS, SNAPSHOT, TRANSACTION
 from cdc.formats.options import FormatOptions
 from cdc.images.overlay import Images
 from cdc.positions.vclock import VClock
@@ -70,6 +70,10 @@ class Cluster:
         self.events: list[dict[str, Any]] = []
         """Values of the sharded spaces' topics, tombstones aside."""
         self.records: dict[str, list[tuple[bytes, bytes | None]]] = defaultdict(list)
+        self.transactions: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        """Each shard's records of its transactions."""
+        self.snapshots: dict[str, list[dict[str, Any]]] = defaultdict(list)
+        """Each shard's records of its snapshots."""
 
 
 class Daemon:
@@ -192,6 +196,10 @@ class Daemon:
                 if topic == f"{PREFIX}.{self.name}.{BUCKETS}":
                     assert key is not None
                     self.cluster.records[self.name].append((key, value))
+                elif topic == f"{PREFIX}.{self.name}.{TRANSACTION}":
+                    self.cluster.transactions[self.name].append(json.loads(value or b""))
+                elif topic == f"{PREFIX}.{self.name}.{SNAPSHOT}":
+                    self.cluster.snapshots[self.name].append(json.loads(value or b""))
                 elif topic.rpartition(".")[2] in SPACES and value is not None:
                     self.cluster.events.append(json.loads(value))
             self.kept.take(batch)

@@ -27,7 +27,7 @@ from cdc.schema.tracker import SchemaTracker
 from cdc.stream.batches.batch import BatchBuilder
 from cdc.stream.batches.bucket_spaces import bucket_field_of, bucket_space, steps_in
 from cdc.stream.moves.comparison import row_hash, with_arrived, with_collected, with_emptied
-from cdc.stream.moves.held import HELD_NUMBER, Held, HeldRow, Origin, unpack
+from cdc.stream.moves.held import HELD_NUMBER, Held, HeldRow, Origin, TransactionTexts, unpack
 from cdc.stream.moves.queues import BucketQueues, Fate, Whole
 from cdc.stream.moves.records import OWNED, Place, Shards, Step, bucket_key
 from cdc.stream.transactions.transaction import Transaction
@@ -65,8 +65,8 @@ class BucketGate:
         self._are_moving = self.queues.are_moving
         # The states of a snapshot whose rows are arriving, and those before it.
         self._snapshot: dict[int, Step] | None = None
-        # The row that is handled: its transaction, the lsn before that, its own lsn and number, and the vclock.
-        self._row: tuple[Transaction, bytes, int, int, dict[int, int]] | None = None
+        # The row that is handled: its transaction, its lsn and number, and the vclock.
+        self._row: tuple[TransactionTexts, int, int, dict[int, int]] | None = None
         # What has waited and is handled now, and its fate.
         self._decided: tuple[Held, Fate] | None = None
         # Whether rows that moves have made are new, and not only missing in the images.
@@ -99,9 +99,9 @@ class BucketGate:
         """Return the place of a space's field with the bucket; None if it has none, or this shard alone writes its topic."""
         return None if space.topic.startswith(self._own_prefix) else bucket_field_of(self._schema, space.form.space_id)
 
-    def turn_to(self, transaction: Transaction, previous_lsn: bytes, lsn: int, row_number: int, vclock: dict[int, int]) -> None:
+    def turn_to(self, fragments: TransactionTexts, lsn: int, row_number: int, vclock: dict[int, int]) -> None:
         """Note which row is handled next: see cdc.events.envelope.Gate."""
-        self._row = transaction, previous_lsn, lsn, row_number, vclock
+        self._row = fragments, lsn, row_number, vclock
 
     def _noticed(self, change: Change, changes: ImageChanges) -> Change:
         """Return a change of a row of `_bucket` that tells the bucket's state after it."""
@@ -134,7 +134,8 @@ class BucketGate:
                 fate, queue = self.queues.fate(kind, key, bucket_id, self._place)
                 if fate in _WAITING:
                     after = changes.tuple_after(kind, frame, before)
-                    self._hold(fate, queue, (space.form.space_id, key, kind, frame), after, field)
+                    is_part = not self._turn[0].is_alone
+                    self._hold(fate, queue, (space.form.space_id, key, kind, frame), after, field, is_part=is_part)
                     return None
                 if fate is Fate.LOST:
                     self.queues.note_lost(queue, space.form.space_id, key)
@@ -211,12 +212,12 @@ class BucketGate:
         for key, tuple_ in kept.items():
             self._images.put(key, tuple_)
         if emptied and field is not None:
-            transaction, _, lsn, _, _ = self._turn
-            header = {Key.REQUEST_TYPE: Type.DELETE, Key.REPLICA_ID: transaction.replica_id, Key.LSN: lsn}
+            fragments, lsn, _, _ = self._turn
+            header = {Key.REQUEST_TYPE: Type.DELETE, Key.REPLICA_ID: fragments.transaction.replica_id, Key.LSN: lsn}
             start, notation = delete_start(space.form), KeyNotation(space.form, self._images.version)
             for fate, bucket_id, key, tuple_ in emptied:
                 frame = encode_frame(header, start + b"".join(notation.parts_of_tuple(tuple_)))
-                self._hold(fate, bucket_id, (space_id, key, Type.DELETE, frame), None, field)
+                self._hold(fate, bucket_id, (space_id, key, Type.DELETE, frame), None, field, is_part=True)
         if doubtful:
             self._images.doubtful |= doubtful
 
@@ -243,22 +244,31 @@ class BucketGate:
         return emptied, kept
 
     @property
-    def _turn(self) -> tuple[Transaction, bytes, int, int, dict[int, int]]:
+    def _turn(self) -> tuple[TransactionTexts, int, int, dict[int, int]]:
         assert self._row is not None
         return self._row
 
     @property
     def _place(self) -> Place:
         """Place of the row that is handled."""
-        transaction, _, lsn, row_number, _ = self._turn
-        return transaction.replica_id, lsn, row_number
+        fragments, lsn, row_number, _ = self._turn
+        return fragments.transaction.replica_id, lsn, row_number
 
-    def _hold(self, fate: Fate, bucket_id: int, row: tuple[int, bytes, int, bytes], after: bytes | None, field: int) -> None:
+    def _hold(
+        self,
+        fate: Fate,
+        bucket_id: int,
+        row: tuple[int, bytes, int, bytes],
+        after: bytes | None,
+        field: int,
+        *,
+        is_part: bool,
+    ) -> None:
         """Have a row wait (its space, key, kind and frame): the one that is handled, or one that it stands for.
 
-        `after` is the tuple that it leaves.
+        `after` is the tuple that it leaves. `is_part`: its transaction may have other events.
         """
-        transaction, previous_lsn, lsn, row_number, vclock = self._turn
+        fragments, lsn, row_number, vclock = self._turn
         space_id, key, kind, frame = row
         bucket_after = _bucket_of(after, None, field)
         held_row = HeldRow(
@@ -268,10 +278,12 @@ class BucketGate:
             lsn,
             row_number,
             frame,
-            _origin(transaction, previous_lsn, vclock),
+            _origin(fragments.transaction, fragments.previous_lsn, vclock),
             is_follower=fate is Fate.FOLLOWS,
             bucket_after=bucket_after if type(bucket_after) is int else None,
             tuple_after=after,
+            orders=fragments.keep_place(space_id),
+            is_part=is_part,
         )
         held = self.queues.hold(bucket_id, self._place, held_row)
         self._images.put(held.store_key, held.pack())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
 from cdc.schema.keys import space_prefix
 from cdc.stream.moves.records import Place, Step
+from cdc.stream.transactions.transaction import Transaction
 
 HELD_NUMBER: Final = 1
 """Number under which the state store has what waits. No space that users may have has this id."""
@@ -26,11 +27,26 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
     vclock: dict[int, int]
 
 
+class TransactionTexts(Protocol):
+    """What is told of the transaction of a row that may have to wait (cdc.stream.fragments)."""
+
+    transaction: Transaction
+    previous_lsn: bytes
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the row is the transaction's only one, and stands for no others."""
+
+    def keep_place(self, space_id: int) -> tuple[int, int]:
+        """Keep a place for an event that waits; return its order in the transaction, and in the space."""
+
+
 class HeldRow(msgspec.Struct, array_like=True):
     """A row of a sharded space. `is_joined`: an earlier row of its key waits since the bucket's last state.
 
     `is_follower`: nothing but earlier rows of its key make it wait. `bucket_after` and `tuple_after` are those of its key
-    after it.
+    after it. `orders` is the place of its event among its transaction's: in all, and in its space. `is_part`: its transaction may
+    have other events. Stores of earlier versions know neither.
     """
 
     space_id: int
@@ -44,6 +60,8 @@ class HeldRow(msgspec.Struct, array_like=True):
     is_follower: bool = False
     bucket_after: int | None = None
     tuple_after: bytes | None = None
+    orders: tuple[int, int] | None = None
+    is_part: bool = False
 
 
 class Held(msgspec.Struct, array_like=True):

@@ -4,12 +4,12 @@ users have done, once and in order."""
 from __future__ import annotations
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
 
-from tests.fakes.moving import Cluster, Daemon, UserChange, kept, meet
+from tests.fakes.moving import SPACES, Cluster, Daemon, UserChange, kept, meet
 from tests.fakes.sharded import EMPTIED, NAMES, ShardedCluster
 
 SHORT_LIVES = 6
@@ -94,6 +94,9 @@ class Fleet:
         wrong = {key: (row, shown(last[key])) for key, row in self.servers.rows.items() if shown(last[key])[2] != row}
         assert not wrong
         self.check_gone()
+        for daemon in self.daemons:
+            self.check_transactions(daemon.name)
+            self.check_snapshots(daemon.name)
 
     def check_gone(self) -> None:
         """Hold that consumers have no rows that are gone, a `t` of any shard aside."""
@@ -106,6 +109,40 @@ class Fleet:
             else:
                 there.discard(event["before"]["id"])
         assert there <= self.servers.rows.keys()
+
+    def check_transactions(self, shard: str) -> None:
+        """Hold that each event of a transaction has a place of its own, and that its ENDs, one for each part, count them all."""
+        places: dict[str, list[int]] = defaultdict(list)
+        seen: Counter[tuple[str, str]] = Counter()
+        counted: Counter[tuple[str, str]] = Counter()
+        for event in self.kafka.events:
+            if event["source"]["shard"] == shard and event["transaction"] is not None:
+                places[event["transaction"]["id"]].append(event["transaction"]["total_order"])
+                seen[event["transaction"]["id"], event["source"]["table"]] += 1
+        for record in self.kafka.transactions[shard]:
+            for one in record["data_collections"] or ():
+                if one["data_collection"] in SPACES:
+                    counted[record["id"], one["data_collection"]] += one["event_count"]
+        assert not {told: found for told, found in places.items() if len(set(found)) < len(found)}
+        # A transaction with one event has no records. (Some have others in `_bucket`.)
+        wanted = {place: count for place, count in seen.items() if len(places[place[0]]) > 1 or place in counted}
+        assert counted == wanted
+
+    def check_snapshots(self, shard: str) -> None:
+        """Hold that rows that were shown again have a snapshot's number of their own, which is complete, and counts them."""
+        events = [event for event in self.kafka.events if event["source"]["shard"] == shard]
+        seen = Counter((event["source"].get("snapshot_id"), event["source"]["table"]) for event in events if event["op"] == "r")
+        told = [record for record in self.kafka.snapshots[shard] if record["status"] == "COMPLETED"]
+        counted = Counter(
+            {
+                (record["snapshot_id"], one["space"]): one["rows"]
+                for record in told
+                for one in record["spaces"]
+                if one["space"] in SPACES and one["rows"]
+            }
+        )
+        assert seen == counted
+        assert len(told) == len({record["snapshot_id"] for record in told})
 
     def check(self) -> None:
         """Hold that consumers have seen what users did."""
