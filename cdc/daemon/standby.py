@@ -148,7 +148,7 @@ class Standby:
             nonlocal has_turn
             assert store is not None
             watch.check()
-            if self._show_readiness(vigil, watch, has_store=store.is_ready):
+            if self._show_readiness(vigil, watch, has_store=store.is_ready, lacks_log=store.lacks_log):
                 delays.reset()
             # The other one may be heard while Kafka is asked.
             has_turn = has_turn or (vigil.is_gone and store.is_startable and vigil.is_gone)
@@ -174,8 +174,11 @@ class Standby:
         finally:
             tail.close()
 
-    def _show_readiness(self, vigil: Vigil, watch: LifeWatch, *, has_store: bool) -> bool:
-        """Show whether this standby could take over, and why not if that lasts. Return whether a told reason has just ended."""
+    def _show_readiness(self, vigil: Vigil, watch: LifeWatch, *, has_store: bool, lacks_log: bool = False) -> bool:
+        """Show whether this standby could take over, and why not if that lasts. Return whether a told reason has just ended.
+
+        `lacks_log`: no member has the log from the store to the checkpoint.
+        """
         status, outage = self._status, watch.outage
         sign = vigil.sign
         status.standby_of = f"process {sign.process_id} on {sign.host}" if sign is not None else None
@@ -189,9 +192,9 @@ class Standby:
         now = time.monotonic()
         self._unready_since = now if self._unready_since is None else self._unready_since
         if now - self._unready_since >= NOT_READY_SECONDS:
-            reason = outage or (_not_ready() if vigil.is_gone else _not_yet_ready())
+            reason = outage or (_not_ready(lacks_log) if vigil.is_gone else _not_yet_ready(lacks_log))
             # An error of the member says more than that the store isn't ready; an outage of Kafka comes before both.
-            is_better = outage is not None or self._told in (None, _not_yet_ready().message)
+            is_better = outage is not None or self._told in (None, *_NOT_READY)
             if is_better and reason.message != self._told:
                 self._tell(reason)
         return False
@@ -204,20 +207,31 @@ class Standby:
         tell("the standby waits", reason=str(error), needs_operator=error.remedy is Remedy.OPERATOR)
 
 
-def _not_yet_ready() -> CdcError:
+def _not_yet_ready(lacks_log: bool) -> CdcError:
     return ConnectionLostError(
-        "this standby's state store isn't at a position that consumers have yet, so it couldn't take over",
-        "It is filled from a member, and follows the log from there; the other's snapshot, or doubtful keys, delay that.",
+        f"{_behind(lacks_log)}, so it couldn't take over",
+        "A member that is down may have it. Else this one goes on by itself, with rows that it has received, once the other one "
+        "no longer publishes rows again from its own store."
+        if lacks_log
+        else "It is filled from a member, and follows the log from there; the other's snapshot, or doubtful keys, delay that.",
     )
 
 
-def _not_ready() -> CdcError:
+def _not_ready(lacks_log: bool) -> CdcError:
     return _NobodyPublishesError(
-        "the daemon that has the name is gone, and this standby's state store isn't at a position that consumers have, so it "
-        "can't take over",
+        f"the daemon that has the name is gone, and {_behind(lacks_log)}, so it can't take over",
         "Start the other one again, with its state.path. If that is lost for good, start this one once with --take-over and "
         "--rebuild-state: all rows are published again.",
     )
+
+
+def _behind(lacks_log: bool) -> str:
+    if lacks_log:
+        return "this standby's state store is behind what consumers have, and no member that answers has the log after it"
+    return "this standby's state store isn't at a position that consumers have yet"
+
+
+_NOT_READY: Final = frozenset(reason(lacks_log).message for reason in (_not_yet_ready, _not_ready) for lacks_log in (True, False))
 
 
 def _is_of_another(config: Config, stored: Checkpoint, former: list[str]) -> bool:

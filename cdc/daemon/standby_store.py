@@ -23,6 +23,7 @@ import structlog
 from cdc.config import Config
 from cdc.daemon import admission
 from cdc.daemon.clock import now_us
+from cdc.daemon.kept_logs import KeptLogs
 from cdc.daemon.start import options_of, supposed_before
 from cdc.errors import ConnectionLostError, SilenceError
 from cdc.formats.options import JSON_FORMATS
@@ -83,22 +84,35 @@ class StandbyStore:
         self._log = structlog.get_logger().bind(name=config.name)
         # The same at each start of this standby, and of no other one: a master from 3.3 on keeps logs for each UUID it sees.
         self._uuid = instance_uuid(f"{config.name} standby {socket.gethostname()} {config.state.path.absolute()}")
-        self._members = config.source.members()
         self._turn = 0
+        # The index of the member that is followed, or was last.
+        self._followed = 0
+        self._logs = KeptLogs(config.source)
 
     @property
     def is_ready(self) -> bool:
-        """Whether the name can be claimed: the log leads from the store to the checkpoint, and a member has that log."""
+        """Whether the name can be claimed: the log leads from the store to the checkpoint, and a member has that log.
+
+        That is as it was seen a few seconds ago.
+        """
         kafka, store = self._tail.checkpoint.position, self._writer.position
         if kafka is None or kafka.snapshot is None:
             return self._tail.is_read and store is None  # nothing was published, so there is nothing to have
         if store is None or not standby_course.is_behind(kafka, store):
             return False
-        return self._is_following or kafka.vclock == store.vclock
+        return (self._is_following and self._logs.are_there) or kafka.vclock == store.vclock
+
+    @property
+    def lacks_log(self) -> bool:
+        """Whether the store can't be brought up to the checkpoint by a start, as no member has the log after it."""
+        return self._is_following and not self._logs.are_there and not self.is_ready
 
     @property
     def is_startable(self) -> bool:
-        """Whether a start finds all it needs, now that the other daemon is gone. May ask Kafka.
+        """Whether a start finds all it needs, now that the other daemon is gone. May ask members and Kafka.
+
+        The log from the store to the checkpoint is asked for anew at a start. None is needed if the checkpoint that was read is
+        the newest one, and the store is there.
 
         A snapshot that the configuration asks for (a space is newly published, say) is compared with the store's rows, so these
         have to be those at the checkpoint: a start refuses another daemon's store that is behind it. For the same reason an empty
@@ -109,8 +123,10 @@ class StandbyStore:
         kafka, stored = self._tail.checkpoint, self._writer.checkpoint()
         if kafka.position is None or kafka.position.snapshot is None:
             return self._has_newest()
+        if stored.position is None:
+            return False
         takes_snapshot = start.needed(supposed_before(self._config, kafka, stored)).takes_snapshot
-        if not takes_snapshot or stored.position is None:
+        if not takes_snapshot and self._is_following and self._logs.look(stored.position, self._followed):
             return True
         return stored.position.vclock == kafka.position.vclock and self._has_newest()
 
@@ -133,7 +149,9 @@ class StandbyStore:
                 return
             self._pause(TURN_SECONDS)
             self._tail.look()
-        member = self._members[self._turn % len(self._members)]
+        members = self._config.source.members()
+        self._followed = self._turn % len(members)
+        member = members[self._followed]
         self._turn += 1
         with closing(greet(member, self._uuid, frame_bytes_max=self._config.source.frame_bytes_max)) as connection:
             ballot = vote(connection)
@@ -218,6 +236,7 @@ class StandbyStore:
                     pipeline.close()
                     pipeline = self._pipeline(connection)
                 self._writer.flush()
+                self._watch_logs()
                 self._show()
         finally:
             self._is_following = False
@@ -225,6 +244,11 @@ class StandbyStore:
             pipeline.close()
             self._writer.flush(is_forced=True)
             self._show()
+
+    def _watch_logs(self) -> None:
+        kafka, store = self._tail.checkpoint.position, self._writer.position
+        if kafka is not None and store is not None:
+            self._logs.watch(store, kafka, self._followed)
 
     def _receive(self, connection: Connection, *, has_room: bool) -> list[Event]:
         """Wait for rows, a turn at most. Raises SilenceError."""

@@ -162,6 +162,10 @@ class Store:
     def is_startable(self) -> bool:
         return self.is_ready
 
+    @property
+    def lacks_log(self) -> bool:
+        return False
+
     def follow(self) -> None:
         while not self._is_over():
             self._pause(0.01)
@@ -209,6 +213,23 @@ def test_one_that_hears_nobody_says_why_and_is_not_ready(tmp_path: Path, monkeyp
     assert "the daemon that has the name is gone" in status.error
 
 
-def test_where_nobody_publishes_an_operator_is_needed() -> None:
-    assert standby._not_ready().remedy is Remedy.OPERATOR
-    assert standby._not_yet_ready().remedy is Remedy.WAIT
+@pytest.mark.parametrize("lacks_log", [False, True])
+def test_where_nobody_publishes_an_operator_is_needed(*, lacks_log: bool) -> None:
+    assert standby._not_ready(lacks_log).remedy is Remedy.OPERATOR
+    assert standby._not_yet_ready(lacks_log).remedy is Remedy.WAIT
+
+
+def test_one_whose_rows_nobody_has_any_more_says_so_as_long_as_that_is_true(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby, "NOT_READY_SECONDS", 0.0)
+    vigil, status = Vigil(time.monotonic()), Status("shop", "standby")
+    watch = cast(LifeWatch, Watch(vigil))
+    waiting = Standby(config(tmp_path), status, threading.Event(), None)
+    for is_gone in (False, True, False):
+        for lacks_log in (True, False):
+            vigil.is_gone = is_gone
+            waiting._show_readiness(vigil, watch, has_store=False, lacks_log=lacks_log)
+            assert status.error is not None
+            assert ("no member that answers has the log after it" in status.error) == lacks_log
+            assert ("is gone" in status.error) == is_gone

@@ -12,13 +12,16 @@ from uuid import UUID
 import pytest
 
 from cdc.config import parse
-from cdc.daemon import admission, standby_store
+from cdc.daemon import admission, kept_logs, standby_store
 from cdc.daemon.standby_store import StandbyStore
+from cdc.errors import ConnectionLostError
 from cdc.ops.status import Status
-from cdc.positions.position import Position, SnapshotState
+from cdc.positions.position import Position, Rekeyed, SnapshotState
 from cdc.positions.vclock import VClock
+from cdc.protocol.ballot import Ballot
 from cdc.schema.forms import StoredSpace
 from cdc.stream.commits.checkpoint import Checkpoint
+from cdc.upstream.selection import Answer
 
 K = Position(VClock({1: 50}), 40, 3, UUID(int=1), snapshot=SnapshotState(4, True))
 S = replace(K, vclock=VClock({1: 30}), seq=20)
@@ -30,6 +33,21 @@ def in_kafka(monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
     newest = Checkpoint(K)
     monkeypatch.setattr(admission, "read", lambda _: newest)
     return newest
+
+
+@pytest.fixture(autouse=True)
+def kept_from(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """From where on the member keeps its logs, by origin. Without any it is down."""
+    kept = {1: 30}
+
+    def ask(*_: object) -> Answer:
+        if not kept:
+            return Answer("m:3301", error=ConnectionLostError("down"))
+        ballot = Ballot(VClock({1: 60}), VClock(kept), is_read_only=False, is_ready=True)
+        return Answer("m:3301", ballot, replicaset_uuid=UUID(int=1))
+
+    monkeypatch.setattr(kept_logs, "ask", ask)
+    return kept
 
 
 def standby(path: Path, writer: object, tail: object, mode: str = "initial") -> StandbyStore:
@@ -61,6 +79,43 @@ def is_startable(path: Path, store: Position, *, mode: str = "initial", publishe
 
 def test_the_rest_of_the_rows_can_be_read_after_the_start(tmp_path: Path) -> None:
     assert is_startable(tmp_path, S)
+
+
+def test_an_open_subscription_does_not_prove_that_the_log_is_kept(tmp_path: Path, kept_from: dict[int, int]) -> None:
+    """The rows may have been received, and wait; but a start asks for them anew. It would fence a good daemon, and fail."""
+    kept_from[1] = 31
+    assert not is_startable(tmp_path, S)
+    kept_from.clear()
+    assert not is_startable(tmp_path, S), "nobody answers"
+    assert is_startable(tmp_path, K), "nothing is asked for"
+
+
+def test_the_checkpoint_that_was_read_may_be_an_old_one(tmp_path: Path, in_kafka: Checkpoint, kept_from: dict[int, int]) -> None:
+    in_kafka.position = replace(K, vclock=VClock({1: 60}), seq=50)
+    assert is_startable(tmp_path, K), "the rows from there on are in the log"
+    kept_from[1] = 51
+    assert not is_startable(tmp_path, K)
+
+
+def test_one_whose_log_is_gone_while_rows_are_published_again_is_not_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_from: dict[int, int]
+) -> None:
+    monkeypatch.setattr(kept_logs, "LOOK_SECONDS", 0.0)
+    kafka = Checkpoint(replace(K, rekeyed=(Rekeyed(512),)))
+    writer = SimpleNamespace(position=S)
+    one = standby(tmp_path, writer, SimpleNamespace(checkpoint=kafka, is_read=True))
+    one._is_following = True
+    seen = []
+    for kept in (30, 31, 30):
+        kept_from[1] = kept
+        for _ in range(2):
+            one._watch_logs()
+        seen.append((one.is_ready, one.lacks_log))
+    assert seen == [(True, False), (False, True), (True, False)]
+    kept_from[1] = 31
+    one._watch_logs()
+    writer.position = K
+    assert (one.is_ready, one.lacks_log) == (True, False)
 
 
 def test_the_last_sign_may_come_before_the_last_checkpoint(tmp_path: Path, in_kafka: Checkpoint) -> None:

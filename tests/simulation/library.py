@@ -332,6 +332,7 @@ REPLACED: Final = {
     "cdc.daemon.bucket_watch": ("time",),
     "cdc.daemon.clock": ("time",),
     "cdc.daemon.follower": ("time",),
+    "cdc.daemon.kept_logs": ("time",),
     "cdc.daemon.members": ("time",),
     "cdc.daemon.monitor": ("threading", "time", "uuid", "wait"),
     "cdc.daemon.row_path": ("gc", "threading"),
