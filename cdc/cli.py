@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -340,8 +339,7 @@ def _watch(options: argparse.Namespace) -> int:
     log.configure("sentence", "warning")
 
     def set_stop(stop: Callable[[], None]) -> None:
-        for number, act in signals.handlers(stop).items():
-            signal.signal(number, lambda *_, act=act: act())
+        signals.heed(signals.handlers(stop))
 
     with contextlib.suppress(KeyboardInterrupt):
         from cdc.commands.watch import WatchOptions, watch

@@ -59,9 +59,8 @@ def run_fleet(fleet: Fleet, file: Path, *, until_caught_up: bool, standby: bool,
     """Run the daemons of all shards. Raises the error that an operator must see."""
     options = [f"--{name.replace('_', '-')}" for name, is_given in orders.items() if is_given]
     daemon = FleetDaemon(fleet, command(str(file), until_caught_up=until_caught_up, standby=standby), options)
-    for number, act in signals.handlers(daemon.stop).items():
-        signal.signal(number, lambda *_, act=act: act())
-    signal.signal(signal.SIGUSR2, lambda *_: daemon.pass_on(signal.SIGUSR2))
+    signals.heed(signals.handlers(daemon.stop))
+    signals.heed_also(signal.SIGUSR2, lambda: daemon.pass_on(signal.SIGUSR2))
     daemon.run(until_caught_up=until_caught_up)
 
 
@@ -75,6 +74,5 @@ def replay(
 
 
 def _under_signals(daemon: Daemon) -> Daemon:
-    for number, act in signals.handlers(daemon.stop).items():
-        signal.signal(number, lambda *_, act=act: act())
+    signals.heed(signals.handlers(daemon.stop))
     return daemon

@@ -59,7 +59,6 @@ class FleetDaemon:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         # Ports at which the running daemons serve their status.
         self._ports: dict[str, int | None] = {}
-        # Safe to use in a signal handler that interrupts its reader.
         self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
         self._server = self._listen()
         self._service = ServiceManager()
@@ -70,11 +69,11 @@ class FleetDaemon:
         return self._server.port if self._server else None
 
     def stop(self) -> None:
-        """Request a clean stop of all daemons. Safe in a signal handler."""
+        """Request a clean stop of all daemons. For any thread."""
         self._events.put(lambda: self._stop("stopping"))
 
     def pass_on(self, number: signal.Signals) -> None:
-        """Send a signal to all daemons. Safe in a signal handler."""
+        """Send a signal to all daemons. For any thread."""
         self._events.put(lambda: self._signal(number))
 
     def run(self, *, until_caught_up: bool = False) -> None:

@@ -144,7 +144,7 @@ class Daemon:
         return self._listener.port
 
     def stop(self) -> None:
-        """Request a clean stop. Safe in a signal handler."""
+        """Request a clean stop. For any thread, not for a signal handler: see cdc.ops.signals."""
         self._is_stopping.set()
 
     def run(self, *, until_caught_up: bool = False) -> None:

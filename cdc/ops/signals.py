@@ -9,6 +9,12 @@
 
 SIGHUP is also what a log rotation sends, so that programs open their files again. The log goes to stderr, so there is no file to
 open, and a service must not end for that.
+
+    signal ─▶ Python's own handler writes its number into a pipe ─▶ a thread reads it, and acts
+
+A handler of ours would interrupt the main thread anywhere, also where it holds a lock. If the handler needed that lock, it would
+wait for good. `threading.Event.set` has such a lock, and a fleet's daemon gets two SIGTERMs at once if its process group is told
+to end: the second one may come while the first one sets the event.
 """
 
 from __future__ import annotations
@@ -18,6 +24,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Mapping
+from typing import Final
 
 import structlog
 
@@ -25,42 +32,67 @@ from cdc import log
 
 Handler = Callable[[], None]
 
+_acts: Final[dict[int, Handler]] = {}
+"""What the thread does at each signal."""
+
 
 def prepare() -> None:
     """Set the effects of signals that ask for no stop, as soon as the log is set up. For the main thread."""
-    _print_stacks_at(signal.SIGUSR2)
+    stderr = log.unblocked_stderr()
+    # The thread has Python's lock, so the other threads' stacks stand still. `faulthandler.register` prints without it: now and
+    # then it read a stack that was changing, and the process ended with SIGSEGV.
+    heed({signal.SIGUSR2: lambda: faulthandler.dump_traceback(stderr, all_threads=True)})
     signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     if not _ends_at_hangup() and not _ignores_hangup():
-        signal.signal(signal.SIGHUP, lambda *_: _go_on())
+        heed({signal.SIGHUP: _go_on})
+
+
+def heed(acts: Mapping[signal.Signals, Handler]) -> None:
+    """Act at these signals from now on, in a thread of its own, also while the main thread waits for something outside of Python.
+
+    For the main thread. `acts` must not raise.
+    """
+    if not _acts:
+        _start_thread()
+    for number, act in acts.items():
+        _acts[number] = act
+        # Only signals that Python handles are written to the pipe.
+        signal.signal(number, lambda *_: None)
+
+
+def heed_also(number: signal.Signals, act: Handler) -> None:
+    """As `heed`, after what the signal does already."""
+    former = _acts[number]
+
+    def both() -> None:
+        former()
+        act()
+
+    heed({number: both})
 
 
 def handlers(stop: Handler) -> Mapping[signal.Signals, Handler]:
-    """Return what to do at each signal that Python code handles. `stop` asks for an orderly stop."""
+    """Return what to `heed` at each signal that may ask for a stop. `stop` asks for an orderly one."""
     found: dict[signal.Signals, Handler] = {signal.SIGTERM: stop, signal.SIGINT: stop}
     if not _ignores_hangup():
         found[signal.SIGHUP] = _at_hangup(stop) if _ends_at_hangup() else _go_on
     return found
 
 
-def _print_stacks_at(number: signal.Signals) -> None:
-    """Print the stacks in a thread, which a signal wakes even while the main thread waits for something outside of Python.
-
-    The thread has Python's lock, so the other threads' stacks stand still. `faulthandler.register` prints without it: now and
-    then it read a stack that was changing, and the process ended with SIGSEGV.
-    """
+def _start_thread() -> None:
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    stderr = log.unblocked_stderr()
 
-    def print_stacks() -> None:
+    def act() -> None:
         while come := os.read(reader, 1):
-            if come[0] == number:
-                faulthandler.dump_traceback(stderr, all_threads=True)
+            _acts.get(come[0], _nothing)()
 
-    threading.Thread(target=print_stacks, name="stacks", daemon=True).start()
-    # Only signals that Python handles are written to the pipe.
-    signal.signal(number, lambda *_: None)
+    threading.Thread(target=act, name="signals to this process", daemon=True).start()
     signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+
+def _nothing() -> None:
+    """A signal that Python handles itself."""
 
 
 def _at_hangup(stop: Handler) -> Handler:

@@ -66,11 +66,16 @@ topic_prefix = "shop"
 """
 
 HANGUP_AT_START = """
-import os, signal, sys
+import signal, sys, threading
 import cdc.commands.run
 from cdc import cli
+from cdc.ops import signals
+is_next = threading.Event()
 def run(*_, **__):
-    os.kill(os.getpid(), signal.SIGHUP)
+    signals.heed({signal.SIGUSR2: is_next.set})
+    signal.raise_signal(signal.SIGHUP)
+    signal.raise_signal(signal.SIGUSR2)
+    assert is_next.wait(30)
 cdc.commands.run.run = run
 sys.exit(cli.main(["run", "--config", sys.argv[1]]))
 """
@@ -90,3 +95,44 @@ def test_a_rotation_while_the_program_starts(tmp_path: Path) -> None:
     )
     assert run.returncode == 0
     assert "SIGHUP has no effect" in run.stderr
+
+
+TWO_AT_ONCE = """
+import signal, threading
+from cdc import log
+from cdc.ops import signals
+log.configure("json", "info")
+lock, stops, both = threading.Lock(), [], threading.Event()
+def stop():
+    with lock:
+        stops.append(1)
+        if len(stops) == 2:
+            both.set()
+signals.heed(signals.handlers(stop))
+with lock:  # as a stop that has begun, or a wait for it, holds it
+    signal.raise_signal(signal.SIGTERM)
+    signal.raise_signal(signal.SIGINT)
+assert both.wait(30)
+"""
+
+
+def test_a_stop_waits_for_a_lock_that_the_main_thread_has() -> None:
+    """The main thread goes on meanwhile, and releases it. A handler would wait in the main thread, for itself."""
+    run = subprocess.run([sys.executable, "-c", TWO_AT_ONCE], capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stderr
+
+
+ONE_AFTER_ANOTHER = """
+import signal, threading
+from cdc.ops import signals
+seen, is_done = [], threading.Event()
+signals.heed({signal.SIGUSR2: lambda: seen.append("first")})
+signals.heed_also(signal.SIGUSR2, is_done.set)
+signal.raise_signal(signal.SIGUSR2)
+assert is_done.wait(30) and seen == ["first"]
+"""
+
+
+def test_a_signal_that_does_two_things() -> None:
+    run = subprocess.run([sys.executable, "-c", ONE_AFTER_ANOTHER], capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 0, run.stderr

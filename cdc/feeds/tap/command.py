@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import resource
 from typing import Final
@@ -79,8 +80,13 @@ async def _serve(config: Config, to: tuple[str, int] | None) -> None:
     address = config.tap.http_address
     page = Page(address, server, config.name, config.http.allowed_hosts) if address is not None else None
     loop = asyncio.get_running_loop()
-    for number, act in signals.handlers(server.stop).items():
-        loop.add_signal_handler(number, act)
+
+    def stop() -> None:
+        with contextlib.suppress(RuntimeError):  # the server has ended, and the loop with it
+            loop.call_soon_threadsafe(server.stop)
+
+    # Not the loop's own handlers: they would take SIGUSR2 away.
+    signals.heed(signals.handlers(stop))
     try:
         await server.run()
     finally:
