@@ -17,7 +17,7 @@ from cdc.store.files import holding_process
 from cdc.stream.commits.checkpoint import Checkpoint
 
 SIGN_SECONDS_MAX: Final = 15.0
-"""Age of the last sign of life, in seconds, from which on a running daemon may be frozen: it writes one each second."""
+"""Age of the last sign of life, in seconds, from which on a running daemon may be frozen: it writes two each second."""
 _END: Final = "`kill -9 {process}` ends it if it is stuck; then start it again, or have its service manager do it"
 
 

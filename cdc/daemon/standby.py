@@ -74,16 +74,16 @@ class Standby:
         self._told: str | None = None
         self._unready_since: float | None = None
 
-    def await_turn(self, lock: StateDirectoryLock, process: str) -> bool:
+    def await_turn(self, lock: StateDirectoryLock, process: str) -> Checkpoint | None:
         """Wait until the name is free and this `process`, which holds the lock, can take it; or until a stop is requested.
 
-        Returns whether it has waited for another process to be gone. Raises PrefixTakenError, or an error of Kafka or of the
-        store that no retry can cure.
+        Returns the checkpoint of the process for whose end it has waited, None if it hasn't waited for any. Raises
+        PrefixTakenError, or an error of Kafka or of the store that no retry can cure.
         """
         config, former = self._config, lock.former_holders()
         stored = self._stored()
         if stored is None or not _is_of_another(config, stored, former):
-            return False
+            return None
         # This store isn't the checkpoint's, and no later start may take it for that.
         lock.record_holder(process)
         sign = stored.signs.get(config.name)
@@ -94,13 +94,13 @@ class Standby:
         while (vigil := self._heard_until_turn(stored)) is not None:
             newest = self._stored()
             if newest is None:
-                return False
+                return None
             if not vigil.has_missed(newest.signs.get(config.name)):
                 self._log.info("taking over: the daemon that had the name is gone", former=vigil.writer)
-                return True
+                return newest
             self._log.warning("the daemon that has the name wasn't heard, and isn't gone: listening anew")
             stored = newest
-        return False
+        return None
 
     def _heard_until_turn(self, stored: Checkpoint) -> Vigil | None:
         """Wait for this one's turn, and return what was heard until then; None if a stop was requested."""

@@ -94,8 +94,8 @@ class Daemon:
         self._writer: StateWriter | None = None
         self._checkpoint = Checkpoint()
         self._directory_lock: StateDirectoryLock | None = None
-        # Whether this process has waited for the end of the one that had the name.
-        self._has_stood_by = False
+        # The checkpoint of the process that had the name, if this one has waited for its end.
+        self._left_behind: Checkpoint | None = None
         # Whether it has tried to get the name. If two do so at the same time, the other one may have it now.
         self._has_tried = False
         # Whether the store belongs to the checkpoint's writer, or --rebuild-state allows any store.
@@ -231,7 +231,7 @@ class Daemon:
             self._writer = open_store(self._config)
         self._directory_lock = self._directory_lock or StateDirectoryLock(self._config)
         standby = Standby(self._config, self.status, self._is_stopping, self._writer)
-        self._has_stood_by = standby.await_turn(self._directory_lock, self._writer_id)
+        self._left_behind = standby.await_turn(self._directory_lock, self._writer_id)
 
     def _has_turn(self, *, until_caught_up: bool) -> bool:
         """Return whether to try to get the name; False if a stop is requested. After a lost try it may be another's.
@@ -250,7 +250,9 @@ class Daemon:
         config, options = self._config, self._start_options
         # From the second round on, the reason has been logged already.
         tell = self._log.debug if self._waited_for is not None else self._log.info
-        stored = admission.read(config, lambda reason: tell("kafka doesn't answer yet", reason=reason))
+        # A standby has read it a moment ago.
+        left, self._left_behind = self._left_behind, None
+        stored = left or admission.read(config, lambda reason: tell("kafka doesn't answer yet", reason=reason))
         if not options.take_prefix:
             admission.check_owner(config, stored)
         if not options.rebuild_state:
@@ -258,7 +260,7 @@ class Daemon:
                 admission.check_position(config, stored, self._writer.position if self._writer is not None else None)
             admission.check_store_prefix(config)
             self._check_store(stored)
-        is_alone = options.take_over or self._has_stood_by
+        is_alone = options.take_over or left is not None
         if config.state.images == "full" and self._writer is None:
             if not is_alone and not is_there(admission.store_path(config)):
                 # Checked before a store is created: the next start would fill an empty store without asking.
@@ -283,8 +285,6 @@ class Daemon:
             admission.fence_former_version(config, stored)
         if not self._is_stopping.is_set():
             self._directory_lock.record_holder(self._writer_id)
-        # If another process claims the name at the same time, the next round listens to that one.
-        self._has_stood_by = False
 
     def _check_store(self, stored: Checkpoint) -> None:
         """Raise StateMissingError if the store is missing, or NameTakenError if a running daemon has it elsewhere."""

@@ -25,7 +25,8 @@ from cdc.stream.commits.checkpoint import Sign, sign_record
 from cdc.stream.commits.ownership import SIGN_SECONDS, Listening
 
 _FLUSH_SECONDS: Final = 2.0
-_POLL_SECONDS: Final = 0.25
+_POLL_SECONDS: Final = 0.1
+"""Time after which a partition that brings nothing is asked for its end: by so much a silence is noticed later."""
 _QUERY_SECONDS: Final = 1.0
 _FETCH_SECONDS: Final = 1.0
 """Time within which a record that the leader has is fetched, if Kafka is well."""

@@ -65,8 +65,9 @@ def wait_of(path: Path, stored: Checkpoint, monkeypatch: pytest.MonkeyPatch, *, 
     (path / "images").mkdir(parents=True, exist_ok=True)
     lock = StateDirectoryLock(config(path))
     try:
-        has_waited = Standby(config(path), Status("shop"), threading.Event(), None).await_turn(lock, process)
-        return has_waited, lock.former_writers()
+        found = Standby(config(path), Status("shop"), threading.Event(), None).await_turn(lock, process)
+        assert found in (stored, None)
+        return found is not None, lock.former_writers()
     finally:
         lock.close()
 

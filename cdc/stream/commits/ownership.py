@@ -27,7 +27,7 @@ from typing import Final
 from cdc.errors import ConfigurationError, PublishError
 from cdc.stream.commits.checkpoint import Checkpoint, owner_record
 
-SIGN_SECONDS: Final = 1.0
+SIGN_SECONDS: Final = 0.5
 """Interval between two signs of life of a daemon, in seconds."""
 SILENCE_SECONDS: Final = 8.0
 """Silence, in seconds, after which a daemon counts as gone, while Kafka answers. If it was only frozen, it is fenced once it

@@ -35,9 +35,9 @@ from typing import Final
 from cdc.stream.commits.checkpoint import Sign
 from cdc.stream.commits.ownership import APART_SECONDS, SILENCE_SECONDS
 
-SILENT_SECONDS: Final = 2.75
-"""Silence, in seconds, after which a daemon that was heard regularly counts as gone: two of its signs are missing, and a third is
-nearly due. The claim and the way to the first event take a second or two more."""
+SILENT_SECONDS: Final = 2.25
+"""Silence, in seconds, after which a daemon that was heard regularly counts as gone: four of its signs are missing, so that one
+which is busy may be late by 1.75 s. The claim and the way to the first event take a second or two more."""
 
 
 class Vigil:
