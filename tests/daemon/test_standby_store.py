@@ -12,6 +12,7 @@ from uuid import UUID
 import pytest
 
 from cdc.config import parse
+from cdc.config.source import Member
 from cdc.daemon import admission, kept_logs, standby_store
 from cdc.daemon.standby_store import StandbyStore
 from cdc.errors import ConnectionLostError
@@ -164,3 +165,24 @@ def test_what_could_not_be_written_comes_before_the_log_is_asked_for(tmp_path: P
     one.follow()
     assert writer.begun == [K]
     assert (one._status.upstream_version, one._status.replicaset_uuid) == ("2.6.0", str(UUID(int=1)))
+
+
+def test_a_changed_password_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def greet(member: Member, *_: object, **__: object) -> None:
+        assert member.password is not None
+        seen.append(member.password.get_secret_value())
+        raise ConnectionLostError("down")
+
+    monkeypatch.setattr(standby_store, "greet", greet)
+    file = tmp_path / "password"
+    file.write_text("old")
+    one = standby(tmp_path, SimpleNamespace(position=S), SimpleNamespace(checkpoint=Checkpoint(K), is_read=True))
+    source = one._config.source.model_copy(update={"user": "cdc", "password_file": file})
+    one._config = one._config.model_copy(update={"source": source})
+    for password in ("old", "new"):
+        file.write_text(password)
+        with pytest.raises(ConnectionLostError):
+            one.follow()
+    assert seen == ["old", "new"]
