@@ -82,6 +82,9 @@ _UNKNOWN_SHARD: Final = (
     " shards can't be compared. Give the job the right to read that topic, and start it again."
 )
 
+_LONG_NAME: Final = r'"[^"]{50001,}+"\s*:'
+_TOO_LONG: Final = "an event with a name of a field, or a key of a map, of more characters than Spark can read (50,000),"
+
 NO_CHANGE_EVENT: Final = "holds something that is no change event"
 """Part of the error text for a value that isn't an envelope."""
 
@@ -332,7 +335,7 @@ def _is_change() -> Column:
         & ((F.col("layout") != "") | (_is_null_or("{", "before", "after", "upsert") & _is_null_or("[", "patch")))
         & source["table"].isNotNull()
         & source["space_id"].isNotNull()
-        & source["seq"].isNotNull()
+        & (source["seq"] >= 0)
         & source["schema_version"].isNotNull()
         & (_has_key() | (op == "t")),
         F.lit(False),
@@ -369,7 +372,8 @@ def _complaint() -> Column:
     what = F.concat(F.lit("the record's key isn't a JSON object: "), F.coalesce(F.substring("key", 1, 300), F.lit("null")))
     # No message may show a row, and this may be a damaged event.
     is_event = F.col("text").rlike('"(before|after|patch|upsert)"')
-    damaged = F.concat(F.lit("a damaged event of "), F.length("text").cast("string"), F.lit(" characters"))
+    fault = F.when(F.col("text").rlike(_LONG_NAME), _TOO_LONG).otherwise("a damaged event")
+    damaged = F.concat(fault, F.lit(" of "), F.length("text").cast("string"), F.lit(" characters"))
     return F.concat(
         F.lit("topic "),
         F.col("topic"),

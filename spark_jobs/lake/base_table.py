@@ -26,6 +26,7 @@ from spark_jobs.contract.row_texts import typed
 from spark_jobs.contract.sql_text import quoted
 from spark_jobs.errors import JobError
 from spark_jobs.lake.current_rows import META_SCHEMA, Base
+from spark_jobs.lake.event_table import check_not_put_back
 from spark_jobs.lake.seqs import check_merged
 from spark_jobs.tables import delta
 from spark_jobs.tables.format import NameTakenError, Once, TableFormat
@@ -53,6 +54,8 @@ _COMMENTS: Final = {
     "_seq": "seq of the change by which the row is as it is",
     "_ts": "the master's time of that change",
 }
+
+_REMEDY: Final = "remove the table: the job makes it again from the space's events, if `maintain` has left all of them"
 
 _PROPERTIES: Final = {_LAYOUT: _KNOWN_LAYOUT}
 
@@ -122,6 +125,11 @@ class BaseTable:
     def is_there(self) -> bool:
         """Return whether the table exists now."""
         return self._format.state(self._session, self.path) is not None
+
+    def check_not_put_back(self) -> None:
+        """Raise JobError if somebody has put the table back to rows from before its last merge."""
+        if (now := self._format.state(self._session, self.path)) is not None:
+            check_not_put_back(self.path, now, _REMEDY)
 
     def refresh(self) -> None:
         """Read the table's state again."""

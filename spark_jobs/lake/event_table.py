@@ -44,6 +44,15 @@ def table_is_gone(table: Table) -> JobError:
     )
 
 
+def check_not_put_back(table: Table, found: TableState, remedy: str = "start with an empty --checkpoint") -> None:
+    """Raise JobError if someone has put a table back to rows from before a job's last write, of which it has kept the number."""
+    if (newest := found.put_back_from) is not None:
+        raise JobError(
+            f"The table at {table} was put back to an earlier version (RESTORE), and still has the numbers of the later events,"
+            f" which would never be written again. Run RESTORE TABLE … TO VERSION AS OF {newest}, or {remedy}."
+        )
+
+
 @dataclass(frozen=True)
 class Claim:
     """A query's claim of its lane. Events up to `known_seq` may have been written by other queries."""
@@ -100,6 +109,8 @@ class EventTable:
         self._lane = lanes.lane(spaces)
         self._claim: Claim | None = None
         self._appended: Observation | None = None
+        self._version: int | None = None
+        """The table's version after this query's last append: nobody else has changed it while it stays the same."""
 
     @property
     def newest_seq(self) -> int | None:
@@ -109,25 +120,32 @@ class EventTable:
         java: Any = self._appended._jo
         return self._appended.get["seq"] if java.future().isCompleted() else None
 
-    def take(self, rows: DataFrame, batch: int, query: str) -> Claim:
+    def take(self, rows: DataFrame, batch: int, query: str, noted: int = 0) -> Claim:
         """Make the table belong to the query, if it doesn't yet, before anything of this batch is written. Rows aren't computed.
+
+        `noted` is a number that an earlier write of the query has had.
 
         Raises JobError if the table has another daemon's events, if it is gone, if another query has taken it over, or if the
         checkpoint doesn't go on where the table ends.
         """
         claim = self._claim
+        if noted:
+            self._check_not_older(noted)
         if claim is None or claim.query != query:
             self._check_there(batch)
             claim = self._claim = self._adopt(rows, query)
-        self._check_goes_on(self._check_own(claim), batch)
+        found = self._check_own(claim)
+        if found.version != self._version:
+            check_not_put_back(self.path, found)
+        self._check_goes_on(found.transactions, batch)
         return claim
 
-    def append(self, rows: DataFrame, batch: int, query: str) -> None:
-        """Append a micro-batch of a query; `rows` must have all of the table's columns.
+    def append(self, rows: DataFrame, batch: int, query: str, *, noted: int = 0) -> int:
+        """Append a micro-batch of a query, and return the number of this write. `rows` must have all of the table's columns.
 
-        Raises JobError as `take` does.
+        `noted` is as in `take`, and JobError is raised likewise.
         """
-        claim = self.take(rows, batch, query)
+        claim = self.take(rows, batch, query, noted)
         if self._rules.looks_for_all:
             rows = self._missing(rows.dropDuplicates(list(self._rules.identity)), None)
         elif claim.known_seq is not None and not rows.where(F.col("seq") <= claim.known_seq).isEmpty():
@@ -135,32 +153,42 @@ class EventTable:
         if self._rules.observes_seq:
             self._appended = Observation()
             rows = rows.observe(self._appended, F.max("seq").alias("seq"))
+        number = lanes.number(claim.number, batch)
         try:
             self._format.append_once(
                 rows,
                 self.path,
                 partition_by=self._partition_by,
                 application=self._lane,
-                batch=lanes.number(claim.number, batch),
+                batch=number,
                 gets_columns=self._rules.gets_columns,
             )
         except OvertakenError as error:
             raise self._taken_over() from error
         # Delta skips the append without a word if another query has claimed the table meanwhile.
-        self._check_own(claim)
+        self._version = self._check_own(claim).version
+        return number
 
     def _check_there(self, batch: int) -> None:
         """Raise JobError if the table of earlier batches is gone, because their events would never be read again."""
         if batch and not self._is_there():
             raise table_is_gone(self.path)
 
-    def _check_own(self, claim: Claim) -> Mapping[str, int]:
-        """Return the table's transaction numbers.
+    def _check_not_older(self, noted: int) -> None:
+        """Raise JobError if the table lacks a write of this number, as numbers never decrease; a claim would make them higher."""
+        if lanes.highest(self._state().transactions) < noted:
+            raise JobError(
+                f"The table at {self.path} lacks batches that this checkpoint has written to it: the table is an older copy. Put"
+                " the newest one back, or start with an empty --checkpoint, which reads again what Kafka still has."
+            )
+
+    def _check_own(self, claim: Claim) -> TableState:
+        """Return the table's state.
 
         Raises JobError if the table is gone, or if another query for the same events has taken it over.
         """
-        found = self._state().transactions
-        if not lanes.holds(claim.number, self._lane, found):
+        found = self._state()
+        if not lanes.holds(claim.number, self._lane, found.transactions):
             raise self._taken_over()
         return found
 

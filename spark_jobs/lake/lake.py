@@ -270,6 +270,7 @@ class Lake:
         version = self._changes_version()
         removed = self._forgotten(space)
         newest = table or self.table(space)
+        newest.check_not_put_back()
         table = newest if up_to is None else newest.as_of(up_to)
         self._check_unmerged(space, up_to, removed, table.merged, newest.merged)
         control = self.control_table.read()

@@ -49,6 +49,11 @@ def number(claim: int, batch: int) -> int:
     return (claim << _BATCH_BITS) + batch + 1
 
 
+def highest(transactions: Mapping[str, int]) -> int:
+    """Return the highest number of all lanes: a query whose `--spaces` were widened goes on in another lane."""
+    return max((number for name, number in transactions.items() if name.startswith(_LANE)), default=0)
+
+
 def last_batch(name: str, transactions: Mapping[str, int]) -> int:
     """Return the last batch that the lane's present claim has written; -1 if there is none yet."""
     return (transactions.get(name, 0) & ((1 << _BATCH_BITS) - 1)) - 1

@@ -83,7 +83,7 @@ class TypedEventsSink(Sink):
         """See `Sink.tables`. The tables of a catalog have their names already."""
         if self._location.path is None:
             return {}
-        return {space: str(self._location.of(space)) for space in self._made.names}
+        return {space: str(self._location.of(space)) for space in self._made.numbers}
 
     def counts(self) -> Mapping[str, int]:
         """See `Sink.counts`."""
@@ -101,17 +101,19 @@ class TypedEventsSink(Sink):
                 self._give_up(records, rows.where(is_lost), lost)
                 kept = rows.where(~is_lost)
 
-            def append(space: str) -> None:
+            def append(space: str) -> int:
                 own, unfit = kept.where(F.col("space") == space), self._unfit.for_write()
-                self._table(space).append(own, forms[space], batch, query, is_new=space not in self._made, unfit=unfit)
+                noted = self._made.numbers.get(space)
+                number = self._table(space).append(own, forms[space], batch, query, noted=noted, unfit=unfit)
                 self._unfit.add(space, unfit)
+                return number
 
             if forms:
                 with ThreadPoolExecutor(min(_PARALLEL, len(forms))) as threads:
                     # The threads inherit the query's properties, by which Spark cancels its jobs.
-                    list(threads.map(inheritable_thread_target(self._session)(append), forms))
+                    numbers = list(threads.map(inheritable_thread_target(self._session)(append), forms))
                 # Noted once they are there: a repeated batch then finds them, and they may be missing without a mistake before.
-                self._made.add(forms)
+                self._made.add(dict(zip(forms, numbers, strict=True)))
         finally:
             rows.unpersist()
 
@@ -193,12 +195,13 @@ class TypedEventTable:
         batch: int,
         query: str,
         *,
-        is_new: bool,
+        noted: int | None,
         unfit: UnfitValues | None = None,
-    ) -> None:
-        """Append a batch like `EventTable.append`. `forms` are the forms that the rows name. Raises JobError.
+    ) -> int:
+        """Append a batch like `EventTable.append`, and return the write's number. Raises JobError.
 
-        `is_new`: the table may be missing. Otherwise earlier batches have made it. `unfit` is as in `FieldColumns.add_to`.
+        `forms` are the forms that the rows name. `noted` is the number that the checkpoint has of the last write; None if the
+        table may be missing, as no earlier batch has made it. `unfit` is as in `FieldColumns.add_to`.
         """
         known = self._columns if self._columns is not None else self._known()
         columns = (known or FieldColumns()).with_forms(forms.values())
@@ -206,13 +209,13 @@ class TypedEventTable:
         # The property with the columns is written before the columns. If the process stops in between, the next write adds them.
         properties = {_COLUMNS: columns.to_json()}
         if known is None:
-            if not is_new:
+            if noted is not None:
                 raise table_is_gone(self._table)
             self._format.create(self._session, self._table, typed.schema, properties, partition_by=_PARTITIONS)
         elif columns != known:
             self._format.set_properties(self._session, self._table, properties)
         self._columns = columns
-        self._events.append(typed, batch, query)
+        return self._events.append(typed, batch, query, noted=noted or 0)
 
     def _known(self) -> FieldColumns | None:
         """Return the columns of the existing table; None if there is none. Raises JobError for another job's table."""

@@ -8,7 +8,7 @@ would be missing from a table that the job makes in its place. For the same reas
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
@@ -62,28 +62,27 @@ class CheckpointFile:
 
 
 class MadeTables:
-    """Names of the tables that the batches of a checkpoint have made, kept in the checkpoint."""
+    """Tables that the batches of a checkpoint have made, by their names, kept in the checkpoint.
+
+    Each has the number of its last write (`lanes.number`). A table of a lower number is an older copy.
+    """
 
     def __init__(self, session: SparkSession, path: str) -> None:
-        """Read the names in the checkpoint at the path."""
+        """Read the names and numbers in the checkpoint at the path. Those of earlier versions are names alone."""
         self._session = session
         self._file = _file(session, path, _TABLES_FILE)
-        self._names: set[str] = set(_read(session, self._file) or ())
+        found = _read(session, self._file) or {}
+        self._numbers: dict[str, int] = found if isinstance(found, dict) else dict.fromkeys(found, 0)
 
     @property
-    def names(self) -> Collection[str]:
-        """The names of all of them."""
-        return frozenset(self._names)
+    def numbers(self) -> Mapping[str, int]:
+        """The numbers of their last writes by the names of all of them."""
+        return self._numbers
 
-    def __contains__(self, name: str) -> bool:
-        """Return whether the table with this name has been made."""
-        return name in self._names
-
-    def add(self, names: Collection[str]) -> None:
-        """Note tables that have been made."""
-        if not self._names.issuperset(names):
-            self._names.update(names)
-            write_whole(self._session, self._file, json.dumps(sorted(self._names)))
+    def add(self, numbers: Mapping[str, int]) -> None:
+        """Note tables that have been made, or have been written to."""
+        self._numbers = {**self._numbers, **numbers}
+        write_whole(self._session, self._file, json.dumps(self._numbers))
 
 
 class Notes:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import SparkSession
+
+_WRITTEN: Final = ("WRITE", "MERGE", "CREATE", "REPLACE", "CLONE", "CONVERT")
+"""Beginnings of the names of operations after which nothing matters that was done to a table before."""
+_PUT_BACK: Final = "RESTORE"
 
 
 class TableState:
@@ -15,7 +20,9 @@ class TableState:
     def __init__(self, session: SparkSession, snapshot: Any) -> None:
         """Read the version of `snapshot`, Delta's Java object for a version of the table."""
         self.version: int = snapshot.version()
+        self._session = session
         self._snapshot = snapshot
+        self._commits: dict[int, dict[str, Any]] = {}
         jvm: Any = session.sparkContext._jvm
         self._as_java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
 
@@ -48,6 +55,44 @@ class TableState:
         if known.isEmpty():
             return dict(self._as_java(self._snapshot.transactions()))
         return {found.appId(): int(found.version()) for found in self._as_java(known.get())}
+
+    @cached_property
+    def put_back_from(self) -> int | None:
+        """See `TableState.put_back_from` in format.py. Delta puts rows and properties back, but leaves the numbers."""
+        content, newest = (self._last_written(follows=follows) for follows in (True, False))
+        return newest if newest > content else None
+
+    def _last_written(self, *, follows: bool) -> int:
+        """Return the last version in which rows were written; if it `follows` restorations, of those that are there now."""
+        version = self.version
+        while version >= 0 and (done := self._commit(version)) and not _kind(done).startswith(_WRITTEN):
+            if follows and _kind(done) == _PUT_BACK:
+                # A table that was put back by a time doesn't tell to which version. Then it counts as one that lacks rows.
+                version = int(done["operationParameters"].get("version") or -1)
+            else:
+                version -= 1
+        return version
+
+    def _commit(self, version: int) -> dict[str, Any]:
+        """Return what a commit says of itself; nothing if it has been removed from the log, or says nothing."""
+        if version in self._commits:
+            return self._commits[version]
+        jvm: Any = self._session.sparkContext._jvm
+        file = jvm.org.apache.hadoop.fs.Path(self._snapshot.path(), f"{version:020d}.json")
+        files = file.getFileSystem(self._session.sparkContext._jsc.hadoopConfiguration())
+        if not files.exists(file):
+            return {}
+        reader = jvm.java.io.BufferedReader(jvm.java.io.InputStreamReader(files.open(file)))
+        try:
+            # Delta writes it first.
+            found = self._commits[version] = dict(json.loads(reader.readLine()).get("commitInfo", {}))
+            return found
+        finally:
+            reader.close()
+
+
+def _kind(commit: Mapping[str, Any]) -> str:
+    return str(commit.get("operation"))
 
 
 def state(session: SparkSession, path: str, version: int | None = None) -> TableState | None:

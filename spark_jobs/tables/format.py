@@ -62,6 +62,13 @@ class TableState(Protocol):
     def previous_version(self) -> int | None:
         """The version before this one; None if this is the first one."""
 
+    @property
+    def put_back_from(self) -> int | None:
+        """The version that the jobs have last written, if someone has put the table back to rows from before it (RESTORE).
+
+        It is None otherwise, and also if `transactions` and `properties` have gone back together with the rows.
+        """
+
 
 class TableFormat(Protocol):
     """A format of tables. Each function that writes may be repeated."""

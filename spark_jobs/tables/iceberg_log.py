@@ -44,6 +44,11 @@ class TableState:
         parent = None if self._snapshot is None else self._snapshot.parentId()
         return None if parent is None or self._table.snapshot(parent) is None else int(parent)
 
+    @property
+    def put_back_from(self) -> int | None:
+        """See `TableState.put_back_from` in format.py. The numbers are those of the snapshot to which a table is put back."""
+        return None
+
     @cached_property
     def properties(self) -> Mapping[str, str]:
         """See `TableState.properties` in format.py."""

@@ -103,6 +103,7 @@ NO_ENVELOPES = [
     '{"op":"u","before":null,"after":null,"patch":{"op":"="},SOURCE',
     '{"op":"c","before":null,"after":{"id":1},"source":{"version":"1","table":"users","space_id":1,"seq":"x","schema_version":1}}',
     '{"op":"c","before":null,"after":{"id":1},"source":{"version":"1","table":"users","space_id":1,"schema_version":1}}',
+    '{"op":"c","before":null,"after":{"id":1},"source":{"version":"1","table":"users","space_id":1,"seq":-1,"schema_version":1}}',
     '{"op":"c","before":null,"after":{"id":1},"source":{"version":"1","table":"users","space_id":1,"seq":1,"schema_version":1}',
     '{"op":"c","before":null,"after":{"id":1},"source":{"version":"1","table":"","space_id":1,"seq":1,"schema_version":1}} .',
 ]
@@ -134,6 +135,15 @@ def test_a_damaged_event_is_told_without_its_row(spark: SparkSession) -> None:
     assert told["sentence"].endswith(
         f"offset 0 holds something that is no change event: a damaged event of {len(text)} characters"
     )
+
+
+def test_an_event_that_spark_cannot_read_is_not_called_damaged(spark: SparkSession) -> None:
+    change = put("c", {"id": 1, "tags": {"k" * 50_001: "secret"}}, 1)
+    (told,) = with_fault_column(FakeTopics(spark).send(change)).collect()
+    assert (
+        "an event with a name of a field, or a key of a map, of more characters than Spark can read (50,000)" in told["sentence"]
+    )
+    assert "kk" not in told["sentence"]
 
 
 def test_a_change_whose_key_is_no_json_object_is_refused_with_its_place(spark: SparkSession) -> None:

@@ -140,6 +140,13 @@ def test_a_space_that_is_read_later_is_merged_when_all_its_events_have_been_read
     assert tables.read(spark, f"{path}/orders").count() == 12
 
 
+def _version(spark: SparkSession, table: str) -> int:
+    """A Delta table's present version."""
+    state = tables.state(spark, table)
+    assert state is not None
+    return state.version
+
+
 def _process(spark: SparkSession, topics: FakeTopics, path: str, batch: int, *messages: Any) -> None:
     """Let a new job process a batch, merge all of it, and end."""
     records = topics.send(*messages)
@@ -191,6 +198,31 @@ def test_an_older_copy_of_the_checkpoint_or_of_the_table_is_refused(spark: Spark
         write(3, topics.send(*puts(9, 9)))
     write(0, topics.read("shop.users"), "a third one")
     assert seqs(spark, path) == list(range(1, 10))
+
+
+@pytest.mark.one_of_these("tables that are not as they were")
+def test_a_table_that_was_put_back_is_refused_until_it_is_as_the_job_left_it(spark: SparkSession, tmp_path: Path) -> None:
+    """Delta puts rows back, and leaves the numbers of the later batches and merges: their events would never come again."""
+    topics, path = FakeTopics(spark), str(tmp_path / "lake")
+    _process(spark, topics, path, 0, schema(0), *puts(1, 3))
+    old = {name: _version(spark, f"{path}/{name}") for name in ("_changes", "users")}
+    _process(spark, topics, path, 1, *puts(4, 5))
+    new = {name: _version(spark, f"{path}/{name}") for name in old}
+
+    def restore(name: str, versions: dict[str, int]) -> None:
+        spark.sql(f"RESTORE TABLE delta.`{path}/{name}` TO VERSION AS OF {versions[name]}")
+
+    for name in old:
+        restore(name, old)
+        with pytest.raises(JobError, match=rf"/{name} was put back to an earlier .* VERSION AS OF {new[name]}, or "):
+            _process(spark, topics, path, 2, *puts(6, 6))
+        if name == "users":
+            with pytest.raises(JobError, match="was put back to an earlier version"):
+                read_current(spark, f"{path}/users")
+        restore(name, new)
+    _process(spark, topics, path, 3, *puts(7, 7))
+    assert seqs(spark, tmp_path / "lake" / "_changes") == [1, 2, 3, 4, 5, 6, 7]
+    assert tables.read(spark, f"{path}/users").count() == 7
 
 
 @pytest.mark.one_of_these("tables that are not as they were")

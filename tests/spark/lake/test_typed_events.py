@@ -155,6 +155,28 @@ def test_a_table_that_is_gone_is_not_made_anew_and_one_of_a_new_space_is(spark: 
 
 
 @pytest.mark.one_of_these("typed events")
+def test_an_older_copy_of_a_table_is_refused_and_a_table_without_news_is_not(spark: SparkSession, tmp_path: Path) -> None:
+    lake, topics = tmp_path / "lake", FakeTopics(spark)
+    orders: dict[str, Any] = {"space": "orders", "space_id": 513, "version": 2}
+    first = topics.send(schema(0), schema(0, **orders), put("c", {"id": 1}, 1), put("c", {"id": 1}, 2, **orders))
+    sink(spark, lake, topics).write(first, 0, "query")
+    shutil.copytree(lake / "users", tmp_path / "copy")
+    sink(spark, lake, topics).write(topics.send(put("c", {"id": 2}, 3)), 1, "query")
+    sink(spark, lake, topics).write(topics.send(put("c", {"id": 2}, 4, **orders)), 2, "query")
+    third = topics.send(put("c", {"id": 3}, 5), put("c", {"id": 3}, 6, **orders))
+    running = sink(spark, lake, topics)
+    running.write(third, 3, "query")
+    shutil.rmtree(lake / "users")
+    shutil.copytree(tmp_path / "copy", lake / "users")
+    fourth = topics.send(put("c", {"id": 4}, 7))
+    for process in (running, sink(spark, lake, topics)):
+        with pytest.raises(JobError, match=r"lake/users lacks batches that this checkpoint has written to it"):
+            process.write(fourth, 4, "query")
+    assert [row["seq"] for row in stored(spark, lake / "users")] == [1]
+    assert [row["seq"] for row in stored(spark, lake / "orders")] == [2, 4, 6]
+
+
+@pytest.mark.one_of_these("typed events")
 def test_changes_and_changelog_are_one_job_with_two_names(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
