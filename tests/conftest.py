@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -40,6 +40,8 @@ __all__ = ["golden_fixture"]
 _SEED = pytest.StashKey[int]()
 _SEED_NAME = "seed"
 """The same in what pytest-xdist gives its processes."""
+_BROKERS = pytest.StashKey[dict[str, "KafkaServer | KafkaCluster"]]()
+"""Those that all tests of a group share, by the group."""
 _SHARED_FIXTURES = (
     "spark",
     "spark_java",
@@ -96,6 +98,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     given: int | None = config.getoption("--seed")
     drawn: int = secrets.randbelow(2**32) if given is None else given
+    config.stash[_BROKERS] = {}
     config.stash[_SEED] = getattr(config, "workerinput", {}).get(_SEED_NAME, drawn)
     # Only if it is asked for: with a fixed seed hypothesis doesn't try again what failed the last time.
     if given is not None:
@@ -170,6 +173,29 @@ def _order(item: pytest.Item) -> tuple[bool, bool, float]:
     return not has_spark, not has_servers, -timeout.args[0] if timeout is not None else 0
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Have its broker run: the test before may have failed in the middle, or this one is repeated after its group's end."""
+    broker = item.config.stash[_BROKERS].get(_group(item))
+    if broker is not None and not broker.is_running:
+        broker.start()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None]:
+    """End a group's broker with its last test: one that idles costs a hundredth of a processor, three together five."""
+    yield
+    broker = item.config.stash[_BROKERS].get(_group(item))
+    has_groups = item.config.getoption("loadgroup", default=False)
+    if has_groups and broker is not None and nextitem is not None and _group(nextitem) != _group(item):
+        broker.kill()
+
+
+def _group(item: pytest.Item) -> str:
+    mark = item.get_closest_marker("xdist_group")
+    return "" if mark is None else str(mark.args[0])
+
+
 @pytest.fixture(scope="session")
 def seed(pytestconfig: pytest.Config) -> int:
     """Of this run; the header of the report names it."""
@@ -232,7 +258,8 @@ def broker_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
 def kafka(broker_folder: Callable[[str], Path]) -> Iterator[KafkaServer]:
     """The one broker of the session: use topics of your own, and leave it running."""
     # Nobody kills it, so nothing waits for its session to end; a disk that stands still for some seconds must not end it either.
-    patient = {"broker.session.timeout.ms": "60000"}
+    # Half of what it costs while it idles are its heartbeats.
+    patient = {"broker.session.timeout.ms": "60000", "broker.heartbeat.interval.ms": "5000"}
     with local_servers(broker_folder("kafka")) as started:
         yield started.start_kafka(properties=patient)
 
@@ -253,29 +280,33 @@ KAFKA_USERS = {"cdc": "cdc-secret"}
 
 
 @pytest.fixture(scope="session")
-def secured_kafka(broker_folder: Callable[[str], Path]) -> Iterator[SecuredKafka]:
+def secured_kafka(broker_folder: Callable[[str], Path], pytestconfig: pytest.Config) -> Iterator[SecuredKafka]:
     """A broker where clients log in and have only the rights that a test grants them: leave none behind."""
     if server_kind() is not ServerKind.PROCESS:
         pytest.skip("only a process takes the second listener")
     with local_servers(broker_folder("secured-kafka")) as started:
-        yield started.start_secured_kafka(KAFKA_USERS)
+        broker = pytestconfig.stash[_BROKERS]["secured_kafka"] = started.start_secured_kafka(KAFKA_USERS)
+        yield broker
 
 
 @pytest.fixture(scope="session")
-def frail_kafka(broker_folder: Callable[[str], Path]) -> Iterator[KafkaServer]:
+def frail_kafka(broker_folder: Callable[[str], Path], pytestconfig: pytest.Config) -> Iterator[KafkaServer]:
     """One broker for all tests that stop, kill or freeze it: leave it running."""
     with local_servers(broker_folder("frail-kafka")) as started:
         # A transaction that is older than its producer allows is aborted at once, not within ten seconds.
-        yield started.start_kafka(properties={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}, heap="512m")
+        properties = {"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}
+        broker = pytestconfig.stash[_BROKERS]["frail_kafka"] = started.start_kafka(properties=properties, heap="512m")
+        yield broker
 
 
 @pytest.fixture(scope="session")
-def kafka_cluster(broker_folder: Callable[[str], Path]) -> Iterator[KafkaCluster]:
+def kafka_cluster(broker_folder: Callable[[str], Path], pytestconfig: pytest.Config) -> Iterator[KafkaCluster]:
     """Three brokers for all tests that kill or freeze some of them: leave them running."""
     if server_kind() is not ServerKind.PROCESS:
         pytest.skip("brokers in containers don't find each other at 127.0.0.1")
     with local_servers(broker_folder("kafka-cluster")) as started:
-        yield started.start_kafka_cluster()
+        brokers = pytestconfig.stash[_BROKERS]["kafka_cluster"] = started.start_kafka_cluster()
+        yield brokers
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+
+from tests import conftest
 
 ROOT = Path(__file__).parents[1]
 PLUGIN = """
@@ -40,3 +44,36 @@ def test_all_processes_have_the_seed_that_the_header_names(tmp_path: Path, monke
     told = re.search(r"^seed: (\d+) ", done.stdout, re.MULTILINE)
     assert told is not None, done.stdout
     assert (tmp_path / "seeds").read_text().split() == [told[1]] * 2
+
+
+class Broker:
+    is_running = True
+
+    def start(self) -> None:
+        self.is_running = True
+
+    def kill(self) -> None:
+        self.is_running = False
+
+
+def _item(broker: Broker, group: str, *, knows_groups: bool = True) -> Any:
+    config = SimpleNamespace(stash={conftest._BROKERS: {"frail_kafka": broker}}, getoption=lambda *_, **__: knows_groups)
+    mark = pytest.mark.xdist_group(group).mark if group else None
+    return SimpleNamespace(config=config, get_closest_marker={"xdist_group": mark}.get)
+
+
+@pytest.mark.parametrize(
+    ("next_group", "knows_groups", "runs_on"),
+    [("frail_kafka", True, True), ("spark", True, False), ("", True, False), ("", False, True), (None, True, True)],
+)
+def test_a_broker_ends_with_its_group(next_group: str | None, knows_groups: bool, runs_on: bool) -> None:
+    """Without groups another test of it may follow at any time, and behind the last test of all the fixture ends it."""
+    broker = Broker()
+    item = _item(broker, "frail_kafka", knows_groups=knows_groups)
+    for _ in conftest.pytest_runtest_teardown(item, None if next_group is None else _item(broker, next_group)):
+        assert broker.is_running, "the test's own fixtures need it"
+    assert broker.is_running == runs_on
+    conftest.pytest_runtest_setup(_item(broker, "spark"))
+    assert broker.is_running == runs_on
+    conftest.pytest_runtest_setup(item)
+    assert broker.is_running

@@ -33,10 +33,7 @@ _REAL = (pytest.mark.live, pytest.mark.xdist_group("frail_kafka"), pytest.mark.o
 def ground(request: pytest.FixtureRequest) -> Ground:
     if request.param == "fake":
         return FakeGround()
-    kafka = request.getfixturevalue("frail_kafka")
-    if not kafka.is_running:
-        kafka.start()  # the test before failed in the middle
-    return RealGround(kafka)
+    return RealGround(request.getfixturevalue("frail_kafka"))
 
 
 @pytest.fixture

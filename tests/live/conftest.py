@@ -41,6 +41,4 @@ def scene(scene_factory: SceneFactory, kafka: KafkaServer) -> Scene:
 @pytest.fixture
 def frail_scene(scene_factory: SceneFactory, frail_kafka: KafkaServer) -> Scene:
     """A scene at the broker that may be hurt."""
-    if not frail_kafka.is_running:
-        frail_kafka.start()  # the test before failed in the middle
     return scene_factory(frail_kafka)
