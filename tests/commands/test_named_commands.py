@@ -15,6 +15,8 @@ import pytest
 from cdc import cli
 from tests.test_architecture import CDC, ROOT, SPARK, tree
 
+pytestmark = pytest.mark.xdist_group("sources")
+
 OURS: Final = re.compile(r"\btarantool-cdc ([a-z][a-z_-]*)((?: --[a-z-]+)*)")
 JOBS: Final = re.compile(r"\bspark_jobs(?:/run\.py)? ([a-z_]+)\b")
 PROSE: Final = frozenset({"is", "has", "keeps", "show"})
