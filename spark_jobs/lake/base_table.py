@@ -32,7 +32,7 @@ from spark_jobs.tables import delta
 from spark_jobs.tables.format import NameTakenError, Once, TableFormat
 from spark_jobs.tables.found import PREFIX
 from spark_jobs.tables.places import Table, own_session
-from spark_jobs.tables.upkeep import UPKEEP
+from spark_jobs.tables.upkeep import UNORDERED, UPKEEP
 
 FORM: Final = "tarantool_cdc.form"
 """Property with the form whose columns the table has."""
@@ -44,9 +44,6 @@ _SEQ: Final = "tarantool_cdc.seq"
 _LAYOUT: Final = "tarantool_cdc.layout"
 """Property with the version of the table's layout."""
 _KNOWN_LAYOUT: Final = "1"
-
-_UNORDERED: Final = ("boolean", "binary")
-"""Types of columns by which Delta can't put rows together."""
 
 _COMMENTS: Final = {
     "_key": "the key, as JSON",
@@ -170,20 +167,15 @@ class BaseTable:
             self.refresh()
 
     def cluster(self, fields: Sequence[str]) -> list[str]:
-        """Have `maintain` put rows together that are alike in these fields, and return those that the form hasn't got.
+        """Have `maintain` put rows together that are alike in these fields, and return those by which it can't.
 
-        Raises JobError if rows can't be put together by a field.
+        The form hasn't got these, or their columns have no order. A field may become so while the job runs.
         """
         columns: dict[str, str] = {}
         for name, (one, _) in self.form.columns_of_fields().items():
-            columns.setdefault(one, name)
+            if self.form.columns()[name] not in UNORDERED:
+                columns.setdefault(one, name)
         chosen = [columns[one] for one in fields if one in columns]
-        for name in chosen:
-            if (kind := self.form.columns()[name]) in _UNORDERED:
-                raise JobError(
-                    f"--cluster-by: the column {name} of the space {self.form.space!r} is {kind}, by which rows can't be put"
-                    " together. Choose another field."
-                )
         UPKEEP[self._format.NAME].cluster(self._session, self.path, chosen)
         self.refresh()
         return [one for one in fields if one not in columns]
@@ -231,10 +223,11 @@ class BaseTable:
             return
         if rows is None:
             empty = self._format.read(self._session, self.path).limit(0)
-            self._format.append_once(empty, self.path, partition_by=(), application=f"{_SETTLED}{form.point}", batch=1)
+            application, told = f"{_SETTLED}{form.point}", _told(form.seq)
+            self._format.append_once(empty, self.path, partition_by=(), application=application, batch=1, told=told)
             self.refresh()
         else:
-            self._overwrite(rows, columns, Once(f"{_SETTLED}{form.point}", 1))
+            self._overwrite(rows, columns, Once(f"{_SETTLED}{form.point}", 1, _told(form.seq)))
 
     def pending_source_version(self, form: Form) -> int | None:
         """Return the version of the other table from which this one must take over this form's rows; None if it needn't."""

@@ -8,6 +8,7 @@ from typing import Final
 
 from spark_jobs.lake.base_table import BaseTable
 from spark_jobs.runner.output import tell
+from spark_jobs.tables.upkeep import UNORDERED
 
 _FIELDS_MAX: Final = 4
 """Number of columns by which Delta puts rows together."""
@@ -32,6 +33,7 @@ class Clustering:
         """Take what `cluster_by` returned."""
         self._fields = dict(chosen)
         self._told: set[str] = set()
+        self._told_of: set[tuple[str, str]] = set()
 
     def check(self, spaces: Collection[str]) -> None:
         """Tell of chosen spaces that aren't there."""
@@ -40,10 +42,14 @@ class Clustering:
             tell(f"--cluster-by: no space is called so: {', '.join(unknown)}")
 
     def apply(self, space: str, table: BaseTable) -> None:
-        """Have a space's table clustered. Raises JobError if rows can't be put together by a field."""
+        """Have a space's table clustered. Fields by which it can't be are told, once."""
         fields = self._fields.get(space)
         if fields is None:
             return
-        if (lacking := table.cluster(fields)) and space not in self._told:
-            self._told.add(space)
-            tell(f"--cluster-by: the space {space!r} has no such fields: {', '.join(lacking)}")
+        without = ", ".join(table.cluster(fields))
+        if without and (space, without) not in self._told_of:
+            self._told_of.add((space, without))
+            tell(
+                f"--cluster-by: rows of the space {space!r} aren't put together by {without}: it has no such fields, or their"
+                f" columns are of a type without order ({', '.join(UNORDERED)})."
+            )

@@ -51,6 +51,8 @@ _TRANSACTION_NUMBER: Final = "spark.databricks.delta.write.txnVersion"
 _TOLD: Final = "spark.databricks.delta.commitInfo.userMetadata"
 SKIPS_BY: Final = "delta.dataSkippingStatsColumns"
 """Property with the columns whose values are summed up for each file; all, if it isn't there."""
+UNORDERED: Final = ("boolean", "binary")
+"""Types of columns of which Delta sums nothing up, so that it can't put rows together by them either."""
 _FEED: Final = "delta.enableChangeDataFeed"
 _VACUUMED: Final = re.compile(f"{FILES_GONE}|DELTA_VERSION_NOT_FOUND|DELTA_LOG_FILE")
 """Errors of Delta and Spark where VACUUM has removed what tells the rows of a version."""
@@ -220,11 +222,15 @@ def overwrite(frame: DataFrame, table: Table, *, once: Once | None = None, prope
 
 
 def _keep_skipping(frame: DataFrame, table: Table) -> None:
-    """Sum nothing up of columns that the table won't have any more, nor cluster by them: Delta wouldn't replace the rows."""
+    """Sum nothing up of columns that the table won't have any more, or not of that kind, nor cluster by them.
+
+    Delta wouldn't replace the rows.
+    """
     found = state(frame.sparkSession, table)
     summed_up = "" if found is None else found.properties.get(SKIPS_BY, "")
     named = summed_up.split(",") if summed_up else []
-    kept = [name for name in named if name.strip("`") in frame.columns]
+    ordered = {quoted(field.name) for field in frame.schema.fields if field.dataType.simpleString() not in UNORDERED}
+    kept = [name for name in named if quoted(name) in ordered or name in ordered]
     if len(kept) < len(named):
         cluster(frame.sparkSession, table, ())
         set_properties(frame.sparkSession, table, {SKIPS_BY: ",".join(kept)})

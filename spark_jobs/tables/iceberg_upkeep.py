@@ -52,9 +52,12 @@ def cluster(session: SparkSession, table: Table, columns: Sequence[str]) -> None
     The table's own sort order would do, but Iceberg 1.11 keeps each one for good, and Spark can't write a table any more that has
     had one with a column that is gone.
     """
-    if _clustered_by(load(session, table)) == list(columns):
-        return
+    found = load(session, table)
+    # Iceberg removes what is summed up of a column together with the column, also if another one with its name takes its place.
     summed_up = {f"write.metadata.metrics.column.{name}": "full" for name in columns}
+    known = found.properties()
+    if _clustered_by(found) == list(columns) and all(known.get(name) == value for name, value in summed_up.items()):
+        return
     iceberg.set_properties(session, table, {_CLUSTERED_BY: json.dumps(list(columns)), **summed_up})
 
 

@@ -33,5 +33,7 @@ class Upkeep(Protocol):
         """Remove the versions older than `hours`, and files that no other version needs; return what was done."""
 
 
+UNORDERED: Final = delta.UNORDERED
+"""Types of columns by which rows can't be put together."""
 UPKEEP: Final[Mapping[str, Upkeep]] = {delta.NAME: delta_upkeep, iceberg.NAME: iceberg_upkeep}
 """By the name of the format."""
