@@ -136,6 +136,12 @@ FOUND: Final[dict[str, tuple[int, int, dict[str, Any]]]] = {
 """Seeds, rounds and faults that have found something wrong in the product, and failed before it was mended."""
 
 
+def test_what_was_sent_over_a_connection_that_is_over_may_come_last() -> None:
+    faults = [Fault(0.1637, "network slow", 0.195), Fault(0.3037, "connections live on", 0.0256)]
+    result = run_seed(4584, faults=faults, rounds=5)
+    assert result.failure is None, "\n".join([*result.trace, str(result.failure)])
+
+
 @pytest.mark.parametrize("name", FOUND)
 def test_what_was_found_stays_mended(name: str) -> None:
     seed, rounds, faults = FOUND[name]
