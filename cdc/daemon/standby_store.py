@@ -105,7 +105,9 @@ class StandbyStore:
     @property
     def lacks_log(self) -> bool:
         """Whether the store can't be brought up to the checkpoint by a start, as no member has the log after it."""
-        return self._is_following and not self._logs.are_there and not self.is_ready
+        kafka, store = self._tail.checkpoint.position, self._writer.position
+        is_behind = standby_course.is_behind(kafka, store) and not self.is_ready
+        return is_behind and self._is_following and not self._logs.are_there
 
     @property
     def is_startable(self) -> bool:
@@ -125,8 +127,8 @@ class StandbyStore:
             return self._has_newest()
         if stored.position is None:
             return False
-        takes_snapshot = start.needed(supposed_before(self._config, kafka, stored)).takes_snapshot
-        if not takes_snapshot and self._is_following and self._logs.look(stored.position, self._followed):
+        needed = start.needed(supposed_before(self._config, kafka, stored))
+        if not needed.takes_snapshot and self._is_following and self._logs.look(needed, self._followed):
             return True
         return stored.position.vclock == kafka.position.vclock and self._has_newest()
 
@@ -246,9 +248,12 @@ class StandbyStore:
             self._show()
 
     def _watch_logs(self) -> None:
-        kafka, store = self._tail.checkpoint.position, self._writer.position
-        if kafka is not None and store is not None:
-            self._logs.watch(store, kafka, self._followed)
+        """If the store stands still behind the checkpoint, look whether a member has the log between them."""
+        kafka, store = self._tail.checkpoint, self._writer.position
+        if kafka.position is None or store is None or not standby_course.is_behind(kafka.position, store):
+            return
+        if self._logs.is_look_due(store.vclock, kafka.position.vclock):
+            self._logs.look(start.needed(supposed_before(self._config, kafka, self._writer.checkpoint())), self._followed)
 
     def _receive(self, connection: Connection, *, has_room: bool) -> list[Event]:
         """Wait for rows, a turn at most. Raises SilenceError."""

@@ -103,7 +103,7 @@ def test_one_whose_log_is_gone_while_rows_are_published_again_is_not_ready(
 ) -> None:
     monkeypatch.setattr(kept_logs, "LOOK_SECONDS", 0.0)
     kafka = Checkpoint(replace(K, rekeyed=(Rekeyed(512),)))
-    writer = SimpleNamespace(position=S)
+    writer: Any = SimpleNamespace(position=S, checkpoint=lambda: Checkpoint(writer.position))
     one = standby(tmp_path, writer, SimpleNamespace(checkpoint=kafka, is_read=True))
     one._is_following = True
     seen = []

@@ -39,16 +39,11 @@ def is_behind(kafka: Position | None, store: Position | None) -> bool:
     return has_same_base and kafka.replicaset_uuid == store.replicaset_uuid and kafka.vclock.covers(store.vclock)
 
 
-def has_log(kept_from: VClock, store: Position) -> bool:
-    """Return whether a member that keeps its logs from this position on has all that comes after the store's rows."""
-    return store.vclock.covers(kept_from)
-
-
 def course(kafka: Position | None, store: Position | None, kept_from: VClock) -> Course:
     """Return what to do with the member that keeps its logs from this position on."""
     if not is_whole(kafka):
         return Course.WAIT
-    if store is None or not is_behind(kafka, store) or not has_log(kept_from, store):
+    if store is None or not is_behind(kafka, store) or not store.vclock.covers(kept_from):
         return Course.FILL
     return Course.FOLLOW
 
