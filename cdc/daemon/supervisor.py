@@ -305,6 +305,8 @@ class Daemon:
             self.status.reconnect_count = self._connect_count
             self._connect_count += 1
             self._forced_snapshot = None
+            # What this process does to it from here on may leave it empty, or in the middle of a snapshot.
+            self._is_store_ours = self._is_store_ours or start.makes_ours(beginning.known)
             try:
                 return stream.run()
             except PublishAborted:

@@ -186,6 +186,15 @@ def check_store(known: Known) -> None:
         _check_is_ours(known, reason)
 
 
+def makes_ours(known: Known) -> bool:
+    """Return whether the store is this daemon's own after a start from here that wasn't refused, whosever it was.
+
+    It has the rows that consumers have then, or is emptied. One that is behind has to be read up to the checkpoint first.
+    """
+    store, _ = _compare(known)
+    return store is not _Store.BEHIND
+
+
 def _check_is_ours(known: Known, reason: str) -> None:
     """Raise StateForeignError rather than empty a foreign store: a snapshot couldn't tell then which rows consumers have."""
     checkpoint = known.checkpoint

@@ -19,6 +19,7 @@ from cdc.kafka import publisher
 from cdc.kafka.errors import ProducerLostError
 from cdc.positions.vclock import VClock
 from cdc.protocol.failure import XlogGapError
+from cdc.upstream import start
 from tests.fakes.kafka import Cluster, clients
 from tests.kafka.test_publisher import batch, fails_once, row, wait
 
@@ -180,6 +181,19 @@ def test_a_snapshot_that_the_stream_asks_for_is_asked_for_once(daemon: Daemon, s
     source.plays = [breaks(SnapshotNeededError("renamed")), breaks(LOST), ends]
     daemon.run()
     assert [beginning.known.forced for beginning in source.beginnings] == [None, "renamed", None]
+
+
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_what_becomes_of_a_foreign_store_in_this_process_is_its_own_doing(
+    daemon: Daemon, source: Scripted, monkeypatch: pytest.MonkeyPatch, *, is_behind: bool
+) -> None:
+    """A snapshot that breaks off may leave it empty: that is no other daemon's store then, and the snapshot is taken again."""
+    monkeypatch.setattr(Turn, "has_streamed", False)
+    monkeypatch.setattr(start, "makes_ours", lambda _: not is_behind)
+    daemon._is_store_ours = False
+    source.plays = [breaks(LOST), ends]
+    daemon.run()
+    assert [beginning.known.is_store_ours for beginning in source.beginnings] == [False, not is_behind]
 
 
 def test_a_schema_that_lacks_a_space_is_read_from_a_snapshot_once(daemon: Daemon, source: Scripted) -> None:

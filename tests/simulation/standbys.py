@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 MACHINES: Final = (1, 2)
 """Also the numbers of their disks."""
-SILENT_SECONDS: Final = 2.75
+SILENT_SECONDS: Final = 2.25
 """How long a daemon that was heard has been silent at least when its standby takes over, as docs/guarantees.md says."""
 _LATE_SECONDS: Final = 15.0
 """How long a standby may take from the end of that silence until it claims: it reads the topics first, which may be slow."""

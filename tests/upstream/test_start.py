@@ -29,6 +29,7 @@ from cdc.upstream.start import (
     StateForeignError,
     TakeSnapshot,
     check_store,
+    makes_ours,
     needed,
     plan,
 )
@@ -517,3 +518,18 @@ def test_without_a_checkpoint_no_store_is_an_old_copy() -> None:
     foreign = Known(has_store=True, store=at(o1=9), is_store_ours=False)
     check_store(foreign)
     assert plan(foreign, BALLOT).clears_store
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "store", "is_made"),
+    [
+        pytest.param(None, None, True, id="nothing is published"),
+        pytest.param(replace(at(), snapshot=None), at(o1=9), True, id="it is emptied"),
+        pytest.param(at(o1=15), at(o1=15), True, id="it is level"),
+        pytest.param(at(o1=15), at(o1=14), False, id="it is behind"),
+    ],
+)
+def test_a_foreign_store_becomes_ours_at_once_unless_it_is_behind(
+    checkpoint: Position | None, store: Position | None, *, is_made: bool
+) -> None:
+    assert makes_ours(Known(checkpoint, has_store=True, store=store, is_store_ours=False)) == is_made
