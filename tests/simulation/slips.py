@@ -33,6 +33,7 @@ from cdc.sources.connection import Connection
 from cdc.store.writer import StateWriter
 from cdc.stream.catch_up import CatchUp
 from cdc.stream.commits import checkpoint, standby
+from cdc.stream.commits.ownership import SIGN_SECONDS
 from cdc.stream.fragments import EventFragments
 from cdc.stream.ledger import Ledger
 from cdc.stream.snapshots import snapshot
@@ -238,8 +239,11 @@ def _deaf_second() -> Any:
 
 @contextmanager
 def _hasty_standby() -> Iterator[None]:
-    """A standby takes a daemon for gone of which it has heard nothing for less than a second."""
-    with patch.object(standby, "SILENT_SECONDS", 0.6), patch.object(standby, "SILENCE_SECONDS", 0.6):
+    """A standby takes a daemon for gone of which it has heard nothing for the time between two signs."""
+    with (
+        patch.object(standby, "SILENT_SECONDS", SIGN_SECONDS * 0.6),
+        patch.object(standby, "SILENCE_SECONDS", SIGN_SECONDS * 0.6),
+    ):
         yield
 
 
