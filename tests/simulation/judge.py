@@ -111,6 +111,8 @@ class Judge:
         # Spaces that were created and have no event yet, and origin, lsn and space of the first events of the others.
         self._fresh: set[int] = set()
         self._firsts: set[tuple[int, int, int]] = set()
+        # Those of them that were sent, or whose spaces a snapshot has shown since.
+        self._shown_firsts: set[tuple[int, int, int]] = set()
         self.may_jump = False
         """Whether Kafka has lost checkpoints, so that numbers may be left out."""
         self.may_forget = False
@@ -247,10 +249,19 @@ class Judge:
         if sent.op is None:
             return
         source, space_id = sent.source, sent.source["space_id"]
-        if space_id in self._once_left_out and (source["replica_id"], source["lsn"], space_id) in self._firsts:
+        if self._shows_another(source) and space_id in self._once_left_out:
             consumer.sweep(space_id, source["seq"] - 1)
         if sent.op == "c" and space_id == SPACE_ID and isinstance(consumer, Consumer):
             consumer.rows.get(space_id, {}).pop(json.dumps(sent.key), None)
+
+    def _shows_another(self, source: dict[str, Any]) -> bool:
+        """Whether an event is the first one of a space that was created anew: by its row, or by a snapshot behind that."""
+        one = source["replica_id"], source["lsn"], source["space_id"]
+        own = {first for first in self._firsts - self._shown_firsts if first[2] == source["space_id"]}
+        reached = {int(origin): lsn for origin, lsn in (source.get("vclock") or {}).items()} if one[1] is None else {}
+        new = {first for first in own if first == one or first[1] <= reached.get(first[0], 0)}
+        self._shown_firsts |= new
+        return bool(new)
 
     def decide(self, name: str) -> None:
         """The coordinator commits what this producer has written."""

@@ -142,6 +142,11 @@ def test_what_was_sent_over_a_connection_that_is_over_may_come_last() -> None:
     assert result.failure is None, "\n".join([*result.trace, str(result.failure)])
 
 
+def test_a_space_that_was_left_out_may_be_another_one_when_a_snapshot_publishes_it() -> None:
+    result = run_seed(6886, faults=[Fault(0.5917, "spaces left out", 6.3963)], rounds=29)
+    assert result.failure is None, "\n".join([*result.trace, str(result.failure)])
+
+
 @pytest.mark.parametrize("name", FOUND)
 def test_what_was_found_stays_mended(name: str) -> None:
     seed, rounds, faults = FOUND[name]
