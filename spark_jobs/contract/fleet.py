@@ -85,12 +85,13 @@ def with_shards(session: SparkSession, topics: Topics, job: str, *, takes_fleet:
 
 
 def _refusal(job: str, prefix: str, shards: Iterable[str]) -> str:
-    by_table = {"current": "current --changes", "history": "history_of --changes"}
+    by_table = {job: f"{job} --changes" for job in ("current", "search_index", "cache_invalidation")}
+    by_table["history"] = "history_of --changes"
     remedy = (
         f"Start `changes` with this prefix, and `{by_table[job]}` with its table: there all events have one order."
         if job in by_table
-        else "`changes`, `changelog` and `audit` can (without --typed, --partition-by-date and --changes), and `current` and"
-        " `history_of` with the table of `changes`."
+        else "`changes`, `changelog` and `audit` can (without --typed, --partition-by-date and --changes), and `current`,"
+        " `history_of`, `search_index` and `cache_invalidation` with the table of `changes`."
     )
     return (
         f"--prefix {prefix!r} is that of a fleet whose shards share their topics ({', '.join(shards)}). The seqs of different"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import urlsplit
 
 from pyspark import StorageLevel
@@ -26,8 +26,10 @@ from spark_jobs.contract.envelope import CONTROL, CONTROL_TOPICS, OPTIONAL_TOPIC
 from spark_jobs.contract.forms import Forms, Version
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
+from spark_jobs.feeds import fleet_table
 from spark_jobs.feeds.bulk import Place, Refused, where
 from spark_jobs.feeds.caches import Address
+from spark_jobs.feeds.fleet_table import FleetTable
 from spark_jobs.feeds.keys import DEFAULT, Template, places, stale_keys, with_names
 from spark_jobs.feeds.records import give_up
 from spark_jobs.runner.job import Job, Sink
@@ -46,9 +48,11 @@ class CacheInvalidation(Job):
     summary = "remove changed rows from Redis or memcached, or write their keys to a topic"
     control_topics = ("schema", "snapshot")
     has_tables = False
+    reads_tables = True
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """See `Job.add_options`."""
+        fleet_table.add_changes(parser)
         add = parser.add_argument
         add(
             "--to",
@@ -78,6 +82,20 @@ class CacheInvalidation(Job):
         )
         add("--patience-seconds", type=float, default=300, metavar="N", help="how long to wait for the cache (default: 300)")
 
+    def prepare(self, session: SparkSession, options: argparse.Namespace) -> None:
+        """See `Job.prepare`."""
+        fleet_table.prepare(session, options)
+
+    def place(self, options: argparse.Namespace) -> str:
+        """See `Job.place`."""
+        return "" if options.changes is None else str(options.changes)
+
+    def stream(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> DataFrame:
+        """See `Job.stream`."""
+        if options.changes is not None:
+            return cast(FleetTable, options.changes).stream(topics, options.checkpoint)
+        return super().stream(session, topics, options)
+
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> Sink:
         """See `Job.sink`."""
         address = Address(
@@ -90,7 +108,8 @@ class CacheInvalidation(Job):
             hold_seconds=options.hold_seconds,
             patience_seconds=options.patience_seconds,
         )
-        return InvalidationSink(session, topics, address, dict(options.key))
+        read_topic = None if options.changes is None else options.changes.forms
+        return InvalidationSink(session, topics, address, dict(options.key), read_topic=read_topic)
 
 
 class Stale(NamedTuple):
@@ -236,7 +255,9 @@ class InvalidationSink(Sink):
         owner = self._topics.known.owner
         control = {f"{self._topics.prefix}.{name}" for name in (*CONTROL_TOPICS, *OPTIONAL_TOPICS)}
         own = control if owner is None else control | owner.topics
-        if self._topic in own:
+        # Of a fleet's table no owner is known, and each topic under the prefix may be one of a shard's.
+        is_fleets = not self._topics.bootstrap_servers and (self._topic or "").startswith(f"{self._topics.prefix}.")
+        if self._topic in own or is_fleets:
             raise JobError(f"--to {self._address.shown}: {self._topic} is a topic of the daemon itself. Choose another one.")
 
     def _moved(self, records: list[str]) -> dict[str, int]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from spark_jobs.contract import fleet
 from spark_jobs.contract.envelope import CONTROL_TOPICS, Names
 from spark_jobs.contract.fleet import Writers, writers
 from spark_jobs.contract.fleet_forms import FleetForm, FleetForms, ShardForm, space_number
@@ -41,6 +42,32 @@ def test_the_schema_topics_tell_whose_a_prefix_is() -> None:
     plain = schema(0).value or ""
     assert writers("shop", {"shop.schema": [plain], "shop.eu.schema": [plain.replace('"shop"', '"shop.eu"')]}) == Writers()
     assert writers("shop", {"shop.schema": ["no JSON", "{}"]}) == Writers()
+
+
+@pytest.mark.parametrize(
+    ("job", "remedy"),
+    [
+        ("current", "`current --changes` with its table"),
+        ("history", "`history_of --changes` with its table"),
+        ("search_index", "`search_index --changes` with its table"),
+        ("cache_invalidation", "`cache_invalidation --changes` with its table"),
+        ("materialize", "`cache_invalidation` with the table of `changes`"),
+    ],
+)
+def test_a_job_that_can_not_read_shared_topics_names_what_can(job: str, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Client:
+        def __init__(self, *_: object) -> None:
+            """Of topics that aren't asked for."""
+
+        def names(self) -> list[str]:
+            return ["shop.s1.schema", "shop.s2.schema"]
+
+    monkeypatch.setattr(fleet, "KafkaClient", Client)
+    monkeypatch.setattr(fleet, "schema_records", lambda *_: {f"shop.{shard}.schema": [record(shard)] for shard in ("s1", "s2")})
+    nothing: Any = None
+    with pytest.raises(JobError, match=f"`{job}` can't read such topics") as refused:
+        fleet.with_shards(nothing, Topics("k", "shop"), job, takes_fleet=False)
+    assert remedy in str(refused.value)
 
 
 def test_topics_of_a_fleet() -> None:
