@@ -8,6 +8,7 @@ process never writes: if its end is closed, it has ended, and the daemon stops.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -36,8 +37,9 @@ class Supervision:
         """Call `stop` once the fleet's process has ended, however it did."""
 
         def wait() -> None:
-            while self._socket.recv(1):
-                pass
+            with contextlib.suppress(ConnectionResetError):  # it has ended, too, and hadn't read everything
+                while self._socket.recv(1):
+                    pass
             structlog.get_logger().warning("the fleet's process has ended: stopping")
             stop()
 

@@ -53,3 +53,14 @@ def test_the_end_of_the_fleets_process() -> None:
     lines.close()
     ours.close()
     assert is_stopped.wait(30)
+
+
+def test_the_end_of_a_fleets_process_that_had_not_read_everything() -> None:
+    """As of one that was frozen, and is killed then: the system calls the connection reset."""
+    supervision, ours, lines = pair()
+    is_stopped = threading.Event()
+    supervision.listening(4001)
+    supervision.stop_with_fleet(is_stopped.set)
+    lines.close()
+    ours.close()
+    assert is_stopped.wait(30)
