@@ -17,6 +17,7 @@ from cdc.local.process import ChildProcess
 from cdc.local.servers import LocalServers
 from cdc.local.spark import spark_environment
 from cdc.positions.vclock import VClock
+from spark_jobs.tables import iceberg
 from tests.bench.consumer import LatencyReader, count_rows
 from tests.bench.process import DELIVERIES, RUN_TIMEOUT_SECONDS, CheckpointWatch, Daemon, Delivery, Run, Usage, wait_logged
 from tests.bench.raw_drain import drain
@@ -375,11 +376,16 @@ def spark_peers(bench: Bench) -> Iterator[Result]:
 
 
 def formats(bench: Bench) -> Iterator[Result]:
-    """Two jobs with tables of each format, and the bytes in their folders, also those that `maintain` would remove."""
+    """Two jobs with tables of each format, and the bytes in their folders, also those that `maintain` would remove.
+
+    At last `current` on Iceberg from topics in Avro, whose figures compare with those from JSON right before.
+    """
     for job in ("changes", "current"):
         for known in FORMATS:
             options = ("--table-format", known)
             yield from _spark_job(bench, "formats", job, f"{job}-{known}", bench.rows, options)
+    avro = ("--table-format", iceberg.NAME, "--value-format", "avro")
+    yield from _spark_job(bench, "formats", "current", "current-iceberg-avro", bench.rows, avro)
 
 
 def feeds(bench: Bench) -> Iterator[Result]:

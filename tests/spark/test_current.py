@@ -322,6 +322,10 @@ def test_golden_messages_lead_to_the_row_that_the_master_has(job: Job) -> None:
     assert job.rows() == {}
     job.send(*golden("schema-alter"), *golden("schema-rename"))
     assert job.rows("people") == {}
+    history = tables.delta(job.session, f"{job.path}/people").history().where("operation = 'WRITE'")
+    told = [json.loads(row["userMetadata"] or "{}") for row in history.select("userMetadata").collect()]
+    assert told
+    assert all("tarantool_cdc.seq" in one for one in told)
 
 
 @pytest.mark.one_of_these("order of events")
