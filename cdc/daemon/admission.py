@@ -205,6 +205,16 @@ def check_store(config: Config, stored: Checkpoint) -> None:
         )
 
 
+def check_store_is_here(config: Config, stored: Checkpoint, is_stopping: Stopping, *, looks_elsewhere: bool) -> None:
+    """Do as `check_store`. If it `looks_elsewhere`, raise NameTakenError if a running daemon has the store."""
+    try:
+        check_store(config, stored)
+    except StateMissingError:
+        if looks_elsewhere:
+            check_alone(config, stored, (), is_stopping)
+        raise
+
+
 def is_store_ours(config: Config, stored: Checkpoint, former: Collection[str]) -> bool:
     """Return whether one of the state directory's `former` processes was the last to write the checkpoint.
 

@@ -28,7 +28,7 @@ import structlog
 
 from cdc.config import Config
 from cdc.daemon import admission
-from cdc.daemon.admission import StartOptions, StateDirectoryLock, StateMissingError
+from cdc.daemon.admission import StartOptions, StateDirectoryLock
 from cdc.daemon.backoff import jittered
 from cdc.daemon.beginning import Beginning, Goal, Observations, RunContext
 from cdc.daemon.given_numbers import GivenNumbers
@@ -259,7 +259,7 @@ class Daemon:
             if not options.take_prefix:
                 admission.check_position(config, stored, self._writer.position if self._writer is not None else None)
             admission.check_store_prefix(config)
-            self._check_store(stored)
+            admission.check_store_is_here(config, stored, self._is_stopping.is_set, looks_elsewhere=not options.take_over)
         is_alone = options.take_over or left is not None
         if config.state.images == "full" and self._writer is None:
             if not is_alone and not is_there(admission.store_path(config)):
@@ -285,15 +285,6 @@ class Daemon:
             admission.fence_former_version(config, stored)
         if not self._is_stopping.is_set():
             self._directory_lock.record_holder(self._writer_id)
-
-    def _check_store(self, stored: Checkpoint) -> None:
-        """Raise StateMissingError if the store is missing, or NameTakenError if a running daemon has it elsewhere."""
-        try:
-            admission.check_store(self._config, stored)
-        except StateMissingError:
-            if not self._start_options.take_over:
-                admission.check_alone(self._config, stored, (), self._is_stopping.is_set)
-            raise
 
     # Following.
 
