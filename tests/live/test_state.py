@@ -338,13 +338,20 @@ def test_status_tells_of_the_store(scene: Scene) -> None:
     assert status["store"]["bytes"] > 0
     assert status["store"]["position"] == status["position"]["checkpoint"]
     # The checkpoint gets the row at which the stream resumes a moment later, and the store may get a page for it.
-    status = scene.daemon.wait_until(
+    scene.daemon.wait_until(
         "the command tells the same",
         lambda status: f"store        100 rows, {status['store']['bytes']} bytes, at " in command(scene.daemon, "status").stdout,
     )
-    with urllib.request.urlopen(f"http://{scene.daemon.settings['http']['listen']}/metrics", timeout=10) as answer:
-        metrics = answer.read().decode()
-    assert "tarantool_cdc_state_rows 100.0" in metrics
-    assert f"tarantool_cdc_state_bytes {float(status['store']['bytes'])}" in metrics
+
+    def metrics() -> str:
+        with urllib.request.urlopen(f"http://{scene.daemon.settings['http']['listen']}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    status = scene.daemon.wait_until(
+        "the metrics tell the same",
+        lambda status: f"tarantool_cdc_state_bytes {float(status['store']['bytes'])}" in metrics(),
+    )
+    told = metrics()
+    assert "tarantool_cdc_state_rows 100.0" in told
     lsn = status["store"]["position"]["1"]
-    assert f'tarantool_cdc_lsn{{position="state",replica_id="1"}} {float(lsn)}' in metrics
+    assert f'tarantool_cdc_lsn{{position="state",replica_id="1"}} {float(lsn)}' in told
