@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from typing import Final
 
 import structlog
 
@@ -37,6 +38,7 @@ from cdc.kafka.names import claim_topic, names_of
 from cdc.kafka.publisher_loop import PublisherLoop
 from cdc.kafka.readability import Readability, others_transaction
 from cdc.kafka.readers_view import ReadersView
+from cdc.kafka.sender import CALL_TIMEOUT_SECONDS
 from cdc.kafka.topic_admin import TopicAdmin, list_topics, lost_checkpoint
 from cdc.kafka.topic_ids import SeenTopics
 from cdc.positions.numbers import Numbers
@@ -47,6 +49,9 @@ from cdc.stream.commits.backlog import Backlog
 from cdc.stream.commits.checkpoint import Checkpoint, Writer
 from cdc.stream.commits.handover import State
 from cdc.stream.commits.publisher_statistics import PublisherStatistics
+
+END_SECONDS: Final = 2 * CALL_TIMEOUT_SECONDS
+"""Time for which a stop waits, in seconds, once what is in flight is given up: a call to Kafka ends, and then the abort."""
 
 
 class Publisher:
@@ -197,7 +202,7 @@ class Publisher:
             self._thread.join(timeout_seconds)
         self._exchange.stop()
         if self._thread.is_alive():
-            self._thread.join(timeout_seconds)
+            self._thread.join(min(timeout_seconds, END_SECONDS))
         if self._loop.started is not None:
             self._loop.started.close()
         if not self._thread.is_alive():

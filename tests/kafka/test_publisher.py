@@ -16,7 +16,7 @@ from cdc.daemon.event_sink import EventSink
 from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishError, TransactionTimeoutError
 from cdc.kafka import readability, readers_view, topic_admin
 from cdc.kafka.errors import ProducerLostError
-from cdc.kafka.publisher import Publisher
+from cdc.kafka.publisher import END_SECONDS, Publisher
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.stream.batches.batch import Batch, Broadcast
@@ -619,6 +619,27 @@ def test_anothers_transaction_in_the_same_topic_holds_nobody_up(cluster: Cluster
     publisher.submit(batch(4))
     wait(publisher)
     assert rows(cluster) == [row(1), row(2), row(3), row(4)]
+
+
+def test_a_stop_gives_up_soon_after_its_time(cluster: Cluster, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not after the same time again, which service managers wouldn't wait for."""
+    goes_on, waited = threading.Event(), list[float | None]()
+    commit, join = FakeProducer.commit_transaction, threading.Thread.join
+    publisher = start("exactly_once")
+
+    def held_up(producer: FakeProducer, timeout: float) -> None:
+        assert goes_on.wait(30)
+        commit(producer, timeout)
+
+    monkeypatch.setattr(FakeProducer, "commit_transaction", held_up)
+    monkeypatch.setattr(threading.Thread, "join", lambda _, timeout=None: waited.append(timeout))
+    publisher.submit(batch(1))
+    assert not publisher.stop(30)
+    assert waited == [30, END_SECONDS]
+    monkeypatch.setattr(threading.Thread, "join", join)
+    goes_on.set()
+    publisher.stop(20)
+    assert rows(cluster) in ([], [row(1)])
 
 
 def test_an_end_while_readers_can_not_reach_the_last_commit(
