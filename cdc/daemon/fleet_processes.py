@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from signal import SIGKILL, SIGTERM
+from signal import SIGKILL, SIGTERM, SIGUSR2
 from typing import Final
 
 from cdc.ops.silence import SILENT_SECONDS
@@ -159,8 +159,10 @@ class FleetProcesses:
             shard.error = None
             return None
         shard.error = failure.sentence if failure is not None else _ended_how(status, shard)
-        if self.is_stopping and status == -SIGTERM:
-            shard.error = None  # it was told to stop before it could heed that, as it was being loaded, so nothing had begun
+        if self.is_stopping and status in (-SIGTERM, -SIGUSR2):
+            # It was told to stop before it could heed that, as it was being loaded, so nothing had begun. Or it was asked where
+            # its threads are as it was ending, when it heeds no signal any more, so all was done.
+            shard.error = None
             return None
         if self.is_stopping:
             self._unclean[name] = shard.error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from cdc.daemon.fleet_processes import DELAY_MAX_SECONDS, STEADY_SECONDS, Failure, FleetProcesses, Measure, Phase
@@ -187,3 +189,15 @@ def test_one_that_is_frozen_while_the_fleet_stops() -> None:
     assert [what for *_, what in looked(processes, 1, 60)] == [Measure.TELL, Measure.KILL]
     processes.ended("s1", -9, None, 61)
     assert [name for name, _ in processes.problems()] == ["s1"]
+
+
+def test_one_that_ends_slowly_is_no_failure_if_it_is_asked_where_its_threads_are() -> None:
+    """An interpreter that ends heeds no signal any more, and takes some seconds where much else runs."""
+    processes = running(watchdog_seconds=60)
+    looked(processes, 0, 1, "s1", "s2")
+    processes.stop()
+    processes.ended("s2", 0, None, 1)
+    assert [what for *_, what in looked(processes, 1, 7)] == [Measure.TELL]
+    processes.ended("s1", -signal.SIGUSR2, None, 7)
+    assert processes.is_over()
+    assert not [*processes.problems()]
