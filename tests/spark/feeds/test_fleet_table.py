@@ -51,8 +51,13 @@ def test_an_index_and_a_cache_follow_the_whole_cluster(
         cache.set(f"{name}:{key}", "v")
     read: dict[tuple[str, int], int] = {}
     cluster.write(*KEYS)
-    cluster.write(*reversed(KEYS))
-    cluster.move(next(bucket for bucket, owner in cluster.owner.items() if owner == "s2"))
+    for _ in range(3):
+        cluster.write(*reversed(KEYS))
+    moved = next(bucket for bucket, owner in cluster.owner.items() if owner == "s2")
+    cluster.move(moved)
+    # Its next change has a lower number in its shard than the one before.
+    cluster.write(moved)
+    assert cluster.seqs["s1"] < cluster.seqs["s2"]
     append(spark, tmp_path, cluster, read, 0)
     assert follow() == cluster.rows
     assert not cached()
