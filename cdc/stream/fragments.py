@@ -63,7 +63,8 @@ class EventFragments(msgspec.Struct, gc=False):
     emptied: dict[int, str] = {}
     """Names of the spaces that lost all rows, by id: the transaction may drop them, too."""
     elsewhere: dict[int, int] = {}
-    """How many of `orders` aren't in this part of the transaction: rows of buckets that move wait, and keep their places."""
+    """How many of `orders` aren't in this part of the transaction: rows of buckets that move keep their places if they wait, or
+    publish nothing."""
     is_part: bool = False
     """Whether other parts of the transaction may have events, too."""
 
@@ -104,13 +105,14 @@ class EventFragments(msgspec.Struct, gc=False):
         """Whether the next row is the transaction's only one, and stands for no others."""
         return self.transaction.row_count == 1 and self.last_row_number is not None
 
-    def keep_place(self, space_id: int) -> tuple[int, int]:
-        """Keep a place for an event that waits; return its order in the transaction, and in the space."""
-        self.total_order += 1
-        self.orders[space_id] = order = self.orders.get(space_id, 0) + 1
-        self.elsewhere[space_id] = self.elsewhere.get(space_id, 0) + 1
+    def keep_places(self, space_id: int, count: int = 1) -> tuple[int, int]:
+        """Keep places for events that aren't made now; return the first one's order in the transaction, and in the space."""
+        first = self.total_order + 1, self.orders.get(space_id, 0) + 1
+        self.total_order += count
+        self.orders[space_id] = self.orders.get(space_id, 0) + count
+        self.elsewhere[space_id] = self.elsewhere.get(space_id, 0) + count
         self.is_part = True
-        return self.total_order, order
+        return first
 
     def turn_to_place(self, space_id: int, total_order: int, order: int) -> None:
         """Give the next event, of this space, the place that was kept for it."""

@@ -11,6 +11,7 @@ While no bucket moves, the compiled path has the rows, and this module none.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -38,11 +39,12 @@ _Event = tuple[bytes, bytes, bytes] | None
 
 
 class _Emptied(NamedTuple):
-    """A row whose DELETE is to wait, at a TRUNCATE, in a bucket; `tuple_` is the row then."""
+    """A row whose DELETE is to wait, at a TRUNCATE, in a bucket: its place among all rows then, counted from 0, and its tuple."""
 
     fate: Fate
     bucket_id: int
     key: bytes
+    place: int
     tuple_: bytes
 
 
@@ -134,8 +136,10 @@ class BucketGate:
                 fate, queue = self.queues.fate(kind, key, bucket_id, self._place)
                 if fate in _WAITING:
                     after = changes.tuple_after(kind, frame, before)
-                    is_part = not self._turn[0].is_alone
-                    self._hold(fate, queue, (space.form.space_id, key, kind, frame), after, field, is_part=is_part)
+                    fragments = self._turn[0]
+                    is_part = not fragments.is_alone
+                    orders = fragments.keep_places(space.form.space_id)
+                    self._hold(fate, queue, (space.form.space_id, key, kind, frame), after, orders, is_part=is_part)
                     return None
                 if fate is Fate.LOST:
                     self.queues.note_lost(queue, space.form.space_id, key)
@@ -146,21 +150,25 @@ class BucketGate:
                 if moved is not None and record is not None:
                     with_row = with_arrived if kind == Type.INSERT else with_collected
                     self.queues.record(queue, with_row(record, row_hash(space.form.name, moved)))
-            if before is None or kind == Type.DELETE or fate is Fate.SILENT or self.queues.is_past:
-                return found if fate is Fate.PUBLISHED else None
-            after, is_here = self._images.current(key), self.queues.is_here_at(bucket_id, number)
-            bucket_after: Any = _bucket_in(tuple_values(after), field) if after is not None else None
-            is_after_here = after is not None and self.queues.is_here_at(bucket_after, number)
-            if fate is Fate.PUBLISHED and after is not None and not is_after_here and is_here:
-                # The row was given to a bucket that isn't this shard's any more: here it is gone.
-                self.queues.lost.add(bucket_after, None, space.form.space_id, key)
-                return changes.event_of(before, is_gone=True)
-            if fate is Fate.PUBLISHED:
-                return found
-            # A row of a bucket that has left, or that leaves with what waits, may have been given to one that is here. Or its
-            # key has got a new row over a dead copy. Nothing of this shard's was there before.
-            has_left = not is_here or bucket_after != queue
-            return changes.event_of(after, is_gone=False) if after is not None and is_after_here and has_left else None
+            event = found if fate is Fate.PUBLISHED else None
+            if before is not None and kind != Type.DELETE and fate is not Fate.SILENT and not self.queues.is_past:
+                after, is_here = self._images.current(key), self.queues.is_here_at(bucket_id, number)
+                bucket_after: Any = _bucket_in(tuple_values(after), field) if after is not None else None
+                is_after_here = after is not None and self.queues.is_here_at(bucket_after, number)
+                if fate is Fate.PUBLISHED and after is not None and not is_after_here and is_here:
+                    # The row was given to a bucket that isn't this shard's any more: here it is gone.
+                    self.queues.lost.add(bucket_after, None, space.form.space_id, key)
+                    event = changes.event_of(before, is_gone=True)
+                elif (
+                    fate is not Fate.PUBLISHED and after is not None and is_after_here and (not is_here or bucket_after != queue)
+                ):
+                    # A row of a bucket that has left, or that leaves with what waits, may have been given to one that is here. Or
+                    # its key has got a new row over a dead copy. Nothing of this shard's was there before.
+                    event = changes.event_of(after, is_gone=False)
+            if event is None and found is not None:
+                # The places of the transaction's other events don't depend on it: a start may find it published.
+                self._turn[0].keep_places(space.form.space_id)
+            return event
 
         return apply
 
@@ -203,7 +211,7 @@ class BucketGate:
         if field is not None and not self.queues.is_past:
             for bucket_id, record in list(self.queues.records.items()):
                 self.queues.record(bucket_id, with_emptied(record))
-        emptied, kept = self._emptied(space_id, field) if keeps_form and field is not None else ([], {})
+        emptied, kept, count = self._emptied(space_id, field) if keeps_form and field is not None else ([], {}, 0)
         doubtful = self._images.doubtful & kept.keys()
         self._images.clear(space_id)
         if not keeps_form:
@@ -215,33 +223,40 @@ class BucketGate:
             fragments, lsn, _, _ = self._turn
             header = {Key.REQUEST_TYPE: Type.DELETE, Key.REPLICA_ID: fragments.transaction.replica_id, Key.LSN: lsn}
             start, notation = delete_start(space.form), KeyNotation(space.form, self._images.version)
-            for fate, bucket_id, key, tuple_ in emptied:
+            total_order, order = fragments.keep_places(space_id, count)
+            for fate, bucket_id, key, place, tuple_ in emptied:
                 frame = encode_frame(header, start + b"".join(notation.parts_of_tuple(tuple_)))
-                self._hold(fate, bucket_id, (space_id, key, Type.DELETE, frame), None, field, is_part=True)
+                orders = total_order + place, order + place
+                self._hold(fate, bucket_id, (space_id, key, Type.DELETE, frame), None, orders, is_part=True)
         if doubtful:
             self._images.doubtful |= doubtful
 
-    def _emptied(self, space_id: int, field: int) -> tuple[list[_Emptied], dict[bytes, bytes]]:
-        """Return the rows of a space whose DELETEs have to wait, and the images of these rows, and of what waits."""
+    def _emptied(self, space_id: int, field: int) -> tuple[list[_Emptied], dict[bytes, bytes], int]:
+        """Return a space's rows whose DELETEs have to wait, the images of these and of what waits, and the number of all rows.
+
+        A start may read the TRUNCATE again, and find other rows waiting. All together they are the same, so their places are.
+        """
         waiting = self.queues.waiting
-        if not (self.queues.are_moving or self.queues.is_past):
-            return [], {}
         emptied: list[_Emptied] = []
         kept: dict[bytes, bytes] = {}
-        for key, tuple_ in self._images.scan(space_id):
-            if waiting.has(key):
+        if not (self.queues.are_moving or self.queues.is_past):
+            return emptied, kept, 0
+        place = 0
+        stored = ((key, False, tuple_) for key, tuple_ in self._images.scan(space_id))
+        changed = ((key, True, waiting.tuple_of(key)) for key in sorted(waiting.keys_of(space_id)))
+        for key, waits, tuple_ in heapq.merge(stored, changed):
+            if tuple_ is None:
+                continue
+            if not waits and waiting.has(key):
                 kept[key] = tuple_
                 continue
             fate, bucket_id = self.queues.fate(Type.DELETE, key, _bucket_of(tuple_, None, field), self._place)
-            if fate is Fate.WAITS:
+            if waits or fate is Fate.WAITS:
+                emptied.append(_Emptied(fate, bucket_id, key, place, tuple_))
+            if not waits and fate is Fate.WAITS:
                 kept[key] = tuple_
-                emptied.append(_Emptied(fate, bucket_id, key, tuple_))
-        for key in waiting.keys_of(space_id):
-            after = waiting.tuple_of(key)
-            if after is not None:
-                fate, bucket_id = self.queues.fate(Type.DELETE, key, _bucket_of(after, None, field), self._place)
-                emptied.append(_Emptied(fate, bucket_id, key, after))
-        return emptied, kept
+            place += 1
+        return emptied, kept, place
 
     @property
     def _turn(self) -> tuple[TransactionTexts, int, int, dict[int, int]]:
@@ -260,17 +275,17 @@ class BucketGate:
         bucket_id: int,
         row: tuple[int, bytes, int, bytes],
         after: bytes | None,
-        field: int,
+        orders: tuple[int, int],
         *,
         is_part: bool,
     ) -> None:
         """Have a row wait (its space, key, kind and frame): the one that is handled, or one that it stands for.
 
-        `after` is the tuple that it leaves. `is_part`: its transaction may have other events.
+        `after` is the tuple that it leaves. For `orders` and `is_part` see HeldRow.
         """
         fragments, lsn, row_number, vclock = self._turn
         space_id, key, kind, frame = row
-        bucket_after = _bucket_of(after, None, field)
+        bucket_after = _bucket_of(after, None, self.sharded[space_id]) if after is not None else None
         held_row = HeldRow(
             space_id,
             key,
@@ -282,7 +297,7 @@ class BucketGate:
             is_follower=fate is Fate.FOLLOWS,
             bucket_after=bucket_after if type(bucket_after) is int else None,
             tuple_after=after,
-            orders=fragments.keep_place(space_id),
+            orders=orders,
             is_part=is_part,
         )
         held = self.queues.hold(bucket_id, self._place, held_row)

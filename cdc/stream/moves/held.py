@@ -37,8 +37,8 @@ class TransactionTexts(Protocol):
     def is_alone(self) -> bool:
         """Whether the row is the transaction's only one, and stands for no others."""
 
-    def keep_place(self, space_id: int) -> tuple[int, int]:
-        """Keep a place for an event that waits; return its order in the transaction, and in the space."""
+    def keep_places(self, space_id: int, count: int = 1) -> tuple[int, int]:
+        """Keep places for events that aren't made now; return the first one's order in the transaction, and in the space."""
 
 
 class HeldRow(msgspec.Struct, array_like=True):
