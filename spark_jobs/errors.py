@@ -16,9 +16,10 @@ _REPEATED: Final = "Nothing is lost: the next start repeats the batch."
 
 FILES_GONE: Final = (
     "FILE_NOT_EXIST|DELTA_FILE_NOT_FOUND|DELTA_CHANGE_DATA_FILE_NOT_FOUND|"
-    "DELTA_UNSUPPORTED_TIME_TRAVEL_BEYOND_DELETED_FILE_RETENTION"
+    "DELTA_UNSUPPORTED_TIME_TRAVEL_BEYOND_DELETED_FILE_RETENTION|"
+    r"iceberg\.exceptions\.NotFoundException: (?:Failed to open input stream|Location does not exist)"
 )
-"""Pattern of Delta's and Spark's errors where VACUUM has removed a file that is still needed."""
+"""Pattern of the errors of Delta, Iceberg and Spark where VACUUM or an expiry has removed a file that is still needed."""
 
 _MEANINGS: Final = tuple(
     (re.compile(pattern), meaning)

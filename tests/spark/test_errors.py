@@ -34,6 +34,10 @@ STREAM = "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted.
         ),
         ("Caused by: java.io.IOException: Mkdirs failed to create file:/lake/changes/space=users", "A folder can't be created"),
         ("[FAILED_READ_FILE.FILE_NOT_EXIST] Encountered error while reading file 1.parquet.", "A file of a table is gone"),
+        (
+            "org.apache.iceberg.exceptions.NotFoundException: Failed to open input stream for file: file:/users/1.avro",
+            "A file of a table is gone",
+        ),
         ("[DELTA_FAILED_TO_MERGE_FIELDS] Failed to merge fields 'id' and 'id'.", "The table's columns differ"),
         ("org.apache.hadoop.hive.ql.metadata.HiveException: Unable to instantiate", "The catalog doesn't answer"),
         ("java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found", "Spark has no file system"),
