@@ -116,6 +116,7 @@ def test_the_command_of_the_page_on_spark(reader: Reader) -> None:
 
 
 @pytest.mark.live
+@pytest.mark.one_of_these("what the pages say to type")
 @pytest.mark.timeout(600)
 def test_the_commands_of_operations(reader: Reader, tarantool: TarantoolServer) -> None:
     configuration = reader.folder / "config" / "tarantool-cdc.toml"
@@ -133,6 +134,7 @@ def test_the_commands_of_operations(reader: Reader, tarantool: TarantoolServer) 
 
 
 @pytest.mark.live
+@pytest.mark.one_of_these("what the pages say to type")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("libraries", ["of here", pytest.param("of an index", marks=pytest.mark.soak)])
 def test_installed_as_the_readme_says(tmp_path: Path, libraries: str) -> None:
