@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -111,8 +111,10 @@ class Judge:
         # Spaces that were created and have no event yet, and origin, lsn and space of the first events of the others.
         self._fresh: set[int] = set()
         self._firsts: set[tuple[int, int, int]] = set()
-        # Those of them that were sent, or whose spaces a snapshot has shown since.
-        self._shown_firsts: set[tuple[int, int, int]] = set()
+        # Those of them that were sent, or whose spaces a snapshot has shown since, for each consumer.
+        self._shown_firsts: dict[int, set[tuple[int, int, int]]] = defaultdict(set)
+        # By snapshot: the last seq before it. Its first row that is read may not be the first one that was sent.
+        self._seqs_before: dict[str, int] = {}
         self.may_jump = False
         """Whether Kafka has lost checkpoints, so that numbers may be left out."""
         self.may_forget = False
@@ -249,18 +251,21 @@ class Judge:
         if sent.op is None:
             return
         source, space_id = sent.source, sent.source["space_id"]
-        if self._shows_another(source) and space_id in self._once_left_out:
-            consumer.sweep(space_id, source["seq"] - 1)
+        if self._shows_another(source, self._shown_firsts[id(consumer)]) and space_id in self._once_left_out:
+            consumer.sweep(space_id, self._seqs_before.get(source.get("snapshot_id", ""), source["seq"] - 1))
         if sent.op == "c" and space_id == SPACE_ID and isinstance(consumer, Consumer):
             consumer.rows.get(space_id, {}).pop(json.dumps(sent.key), None)
 
-    def _shows_another(self, source: dict[str, Any]) -> bool:
-        """Whether an event is the first one of a space that was created anew: by its row, or by a snapshot behind that."""
+    def _shows_another(self, source: dict[str, Any], known: set[tuple[int, int, int]]) -> bool:
+        """Whether an event is the first one of a space that was created anew: by its row, or by a snapshot behind that.
+
+        `known` are those that were met already.
+        """
         one = source["replica_id"], source["lsn"], source["space_id"]
-        own = {first for first in self._firsts - self._shown_firsts if first[2] == source["space_id"]}
+        own = {first for first in self._firsts - known if first[2] == source["space_id"]}
         reached = {int(origin): lsn for origin, lsn in (source.get("vclock") or {}).items()} if one[1] is None else {}
         new = {first for first in own if first == one or first[1] <= reached.get(first[0], 0)}
-        self._shown_firsts |= new
+        known |= new
         return bool(new)
 
     def decide(self, name: str) -> None:
@@ -402,6 +407,8 @@ class Judge:
             return
         self._waiting.append(sent)
         if sent.op is None:
+            if isinstance(sent.value, dict) and sent.value.get("status") == "STARTED":
+                self._seqs_before.setdefault(sent.value["snapshot_id"], sent.value["seq"])
             return
         self._last[topic, number] = entry.key, sent.op
         source = sent.source
