@@ -142,8 +142,26 @@ def test_what_was_sent_over_a_connection_that_is_over_may_come_last() -> None:
     assert result.failure is None, "\n".join([*result.trace, str(result.failure)])
 
 
-def test_a_space_that_was_left_out_may_be_another_one_when_a_snapshot_publishes_it() -> None:
-    result = run_seed(6886, faults=[Fault(0.5917, "spaces left out", 6.3963)], rounds=29)
+@pytest.mark.parametrize(
+    ("seed", "rounds", "faults"),
+    [
+        (6886, 29, [Fault(0.5917, "spaces left out", 6.3963)]),
+        (
+            1203374,
+            40,
+            [
+                *(Fault(0.22, "messages slow", 0.2566), Fault(0.5575, "kill", 2.7764), Fault(0.8557, "spaces left out", 0.2485)),
+                *(Fault(1.2038, "member away", 3.5438), Fault(1.2334, "network slow", 0.6332), Fault(1.4017, "kill", 0.0482)),
+                Fault(1.5343, "disk full", 4.3396),
+            ],
+        ),
+    ],
+)
+def test_a_space_that_was_left_out_may_be_another_one_when_a_snapshot_publishes_it(
+    seed: int, rounds: int, faults: list[Fault]
+) -> None:
+    """Also where the rows of one partition are read before those of another that were sent before them."""
+    result = run_seed(seed, faults=faults, rounds=rounds)
     assert result.failure is None, "\n".join([*result.trace, str(result.failure)])
 
 
