@@ -46,7 +46,7 @@ def script_of(own: Any, more_settings: str) -> str:
     for kind, text in BLOCKS:
         if "read_current" in text:
             lines = [line.partition("  #")[0] for line in own(text).splitlines() if line]
-            shown = "\n".join(line if line.startswith(("from ", "mark ")) else f"show({line})" for line in lines)
+            shown = "\n".join(line if line.startswith(("from ", "mark ", "spark = ")) else f"show({line})" for line in lines)
             script += f"{sys.executable} - <<'PYTHON'\n{SPARKS_SHELL}{shown}\nPYTHON\n"
         elif kind == "python":
             script += f"{sys.executable} - <<'PYTHON'\n{own(text)}PYTHON\n"
