@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from pyspark import StorageLevel
@@ -26,13 +26,12 @@ from spark_jobs.contract.envelope import CONTROL, CONTROL_TOPICS, OPTIONAL_TOPIC
 from spark_jobs.contract.forms import Forms, Version
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
-from spark_jobs.feeds import fleet_table
 from spark_jobs.feeds.bulk import Place, Refused, where
 from spark_jobs.feeds.caches import Address
-from spark_jobs.feeds.fleet_table import FleetTable
+from spark_jobs.feeds.feed import Feed
 from spark_jobs.feeds.keys import DEFAULT, Template, places, stale_keys, with_names
 from spark_jobs.feeds.records import give_up
-from spark_jobs.runner.job import Job, Sink
+from spark_jobs.runner.job import Sink
 from spark_jobs.runner.options import secret
 
 _CHUNK: Final = 2000
@@ -41,18 +40,15 @@ _FOUND_SCHEMA: Final = "key string, value string, report string"
 """Schema of the records for the topic, followed by each worker's report."""
 
 
-class CacheInvalidation(Job):
+class CacheInvalidation(Feed):
     """The job `cache_invalidation`."""
 
     name = "cache_invalidation"
     summary = "remove changed rows from Redis or memcached, or write their keys to a topic"
-    control_topics = ("schema", "snapshot")
-    has_tables = False
-    reads_tables = True
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """See `Job.add_options`."""
-        fleet_table.add_changes(parser)
+        super().add_options(parser)
         add = parser.add_argument
         add(
             "--to",
@@ -82,20 +78,6 @@ class CacheInvalidation(Job):
         )
         add("--patience-seconds", type=float, default=300, metavar="N", help="how long to wait for the cache (default: 300)")
 
-    def prepare(self, session: SparkSession, options: argparse.Namespace) -> None:
-        """See `Job.prepare`."""
-        fleet_table.prepare(session, options)
-
-    def place(self, options: argparse.Namespace) -> str:
-        """See `Job.place`."""
-        return "" if options.changes is None else str(options.changes)
-
-    def stream(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> DataFrame:
-        """See `Job.stream`."""
-        if options.changes is not None:
-            return cast(FleetTable, options.changes).stream(topics, options.checkpoint)
-        return super().stream(session, topics, options)
-
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> Sink:
         """See `Job.sink`."""
         address = Address(
@@ -108,8 +90,7 @@ class CacheInvalidation(Job):
             hold_seconds=options.hold_seconds,
             patience_seconds=options.patience_seconds,
         )
-        read_topic = None if options.changes is None else options.changes.forms
-        return InvalidationSink(session, topics, address, dict(options.key), read_topic=read_topic)
+        return InvalidationSink(session, topics, address, dict(options.key), read_topic=self.forms(options))
 
 
 class Stale(NamedTuple):

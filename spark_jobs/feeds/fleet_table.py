@@ -7,8 +7,6 @@ own for all events, and a `d` for each row that a truncation or a sweep has remo
 
 from __future__ import annotations
 
-import argparse
-
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
@@ -18,25 +16,9 @@ from spark_jobs.lake.event_table import SHARDS
 from spark_jobs.tables import delta
 from spark_jobs.tables.formats import format_of
 from spark_jobs.tables.found import PREFIX
-from spark_jobs.tables.places import Table, beside, table_at
+from spark_jobs.tables.places import Table, beside
 
 _TEXTS = ("before", "after", "patch", "upsert")
-
-
-def add_changes(parser: argparse.ArgumentParser) -> None:
-    """Declare the option that names the table."""
-    parser.add_argument(
-        "--changes",
-        metavar="PATH|NAME",
-        help="of a fleet with shared topics: read the table that a job `changes` writes; omit --bootstrap-servers and --prefix",
-    )
-
-
-def prepare(session: SparkSession, options: argparse.Namespace) -> None:
-    """Complete the options if they name a table. Raises JobError."""
-    if options.changes is not None:
-        options.changes = FleetTable(session, table_at(session, options.changes))
-        options.bootstrap_servers, options.prefix = "", options.changes.prefix()
 
 
 class FleetTable:

@@ -5,32 +5,28 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
-from spark_jobs.feeds import fleet_table
-from spark_jobs.feeds.fleet_table import FleetTable
+from spark_jobs.feeds.feed import Feed
 from spark_jobs.feeds.needs import needs
 from spark_jobs.runner.checkpoint import Notes
-from spark_jobs.runner.job import Job, Sink
+from spark_jobs.runner.job import Sink
 from spark_jobs.runner.options import secret
 
 
-class SearchIndex(Job):
+class SearchIndex(Feed):
     """The job `search_index`."""
 
     name = "search_index"
     summary = "keep one index of OpenSearch per space with one document per row"
-    control_topics = ("schema", "snapshot")
-    has_tables = False
-    reads_tables = True
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """See `Job.add_options`."""
-        fleet_table.add_changes(parser)
+        super().add_options(parser)
         add = parser.add_argument
         add("--to", required=True, metavar="URL,…", help="OpenSearch's nodes (https://search:9200)")
         add("--user", help="the user to log in as")
@@ -59,20 +55,6 @@ class SearchIndex(Job):
         add("--patience-seconds", type=float, default=300, metavar="N", help="how long to wait for OpenSearch (default: 300)")
         add("--timeout-seconds", type=float, default=60, metavar="N", help="how long to wait for each answer (default: 60)")
 
-    def prepare(self, session: SparkSession, options: argparse.Namespace) -> None:
-        """See `Job.prepare`."""
-        fleet_table.prepare(session, options)
-
-    def place(self, options: argparse.Namespace) -> str:
-        """See `Job.place`."""
-        return "" if options.changes is None else str(options.changes)
-
-    def stream(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> DataFrame:
-        """See `Job.stream`."""
-        if options.changes is not None:
-            return cast(FleetTable, options.changes).stream(topics, options.checkpoint)
-        return super().stream(session, topics, options)
-
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> Sink:
         """See `Job.sink`."""
         with needs("opensearch-py"):
@@ -100,7 +82,7 @@ class SearchIndex(Job):
             body=_json_of(options.index_body),
             forget_after_hours=options.forget_deleted_after_hours,
             notes=Notes(session, options.checkpoint, FILE),
-            read_topic=None if options.changes is None else options.changes.forms,
+            read_topic=self.forms(options),
         )
 
 
