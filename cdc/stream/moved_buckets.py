@@ -141,6 +141,7 @@ class MovedBuckets:
         It is one Kafka transaction from STARTED to COMPLETED: if the daemon ends in the middle, the bucket is published anew.
         """
         context, events = self._context, self._events
+        vclock = context.envelope.vclock(VClock(events.vclock))
         counts: list[SpaceCount] = []
         number = 0
         for form in self._sharded_forms():
@@ -149,11 +150,10 @@ class MovedBuckets:
             if first is None:
                 continue
             if not number:
-                number = self._number()
+                events.base, number = next_request(events.base)
                 self._builder.control(topics.SNAPSHOT, *snapshot_record("STARTED", events.position, events.now_us))
             space = encoder_of(context.spaces, form.space_id)
             assert space is not None
-            vclock = context.envelope.vclock(VClock(events.vclock))
             pieces = context.envelope.snapshot_pieces(space, number, vclock, events.now_us)
             count = 0
             for tuple_, values in chain((first,), rows):
@@ -167,12 +167,6 @@ class MovedBuckets:
         if number:
             record = snapshot_record("COMPLETED", events.position, events.now_us, counts, number=number)
             self._builder.control(topics.SNAPSHOT, *record)
-
-    def _number(self) -> int:
-        """Take the next number of a snapshot, and return it."""
-        self._events.base = next_request(self._events.base)
-        assert self._events.base.snapshot is not None
-        return self._events.base.snapshot.snapshot_id
 
     def _rows_of(self, bucket_id: int, form: SpaceForm) -> Iterator[tuple[bytes, list[Any]]]:
         """Yield a bucket's rows in a space: the tuple, and its values."""

@@ -118,9 +118,8 @@ class Backfill:
         return self._complete(position, now_us)
 
     def _begin(self, position: Position, request: Request, now_us: int) -> Position:
-        position = next_request(position)
+        position, number = next_request(position)
         assert position.snapshot is not None
-        number = position.snapshot.snapshot_id
         request = replace(request, snapshot_id=number)
         position = replace(
             position,
@@ -301,13 +300,13 @@ def names_of(spaces: Spaces, space_ids: Sequence[int]) -> list[str]:
     return [name for space_id in space_ids if (name := spaces.schema.name(space_id)) is not None]
 
 
-def next_request(position: Position) -> Position:
-    """Return the position with the number of the next request."""
+def next_request(position: Position) -> tuple[Position, int]:
+    """Return the position with the number of the next request, and that number."""
     state = position.snapshot
     assert state is not None
     assert state.is_complete
     state = replace(state, snapshot_id=state.snapshot_id + 1, request_count=state.request_count + 1)
-    return replace(position, snapshot=state)
+    return replace(position, snapshot=state), state.snapshot_id
 
 
 def write_rows(

@@ -43,9 +43,8 @@ def advance(
         # The space is gone, or isn't published any more.
         return replace(position, rekeyed=tuple(others))
     if not rekeyed.snapshot_id:
-        position = next_request(position)
-        assert position.snapshot is not None
-        rekeyed = replace(rekeyed, snapshot_id=position.snapshot.snapshot_id)
+        position, number = next_request(position)
+        rekeyed = replace(rekeyed, snapshot_id=number)
         builder.control(topics.SNAPSHOT, *snapshot_record("STARTED", position, now_us))
     pieces = context.envelope.snapshot_pieces(space, rekeyed.snapshot_id, context.envelope.vclock(position.vclock), now_us)
     prefix = space_prefix(images.number(rekeyed.space_id))
