@@ -136,10 +136,8 @@ class BucketGate:
                 fate, queue = self.queues.fate(kind, key, bucket_id, self._place)
                 if fate in _WAITING:
                     after = changes.tuple_after(kind, frame, before)
-                    fragments = self._turn[0]
-                    is_part = not fragments.is_alone
-                    orders = fragments.keep_places(space.form.space_id)
-                    self._hold(fate, queue, (space.form.space_id, key, kind, frame), after, orders, is_part=is_part)
+                    orders = self._turn[0].keep_places(space.form.space_id)
+                    self._hold(fate, queue, (space.form.space_id, key, kind, frame), after, orders)
                     return None
                 if fate is Fate.LOST:
                     self.queues.note_lost(queue, space.form.space_id, key)
@@ -227,7 +225,7 @@ class BucketGate:
             for fate, bucket_id, key, place, tuple_ in emptied:
                 frame = encode_frame(header, start + b"".join(notation.parts_of_tuple(tuple_)))
                 orders = total_order + place, order + place
-                self._hold(fate, bucket_id, (space_id, key, Type.DELETE, frame), None, orders, is_part=True)
+                self._hold(fate, bucket_id, (space_id, key, Type.DELETE, frame), None, orders)
         if doubtful:
             self._images.doubtful |= doubtful
 
@@ -253,8 +251,8 @@ class BucketGate:
             fate, bucket_id = self.queues.fate(Type.DELETE, key, _bucket_of(tuple_, None, field), self._place)
             if waits or fate is Fate.WAITS:
                 emptied.append(_Emptied(fate, bucket_id, key, place, tuple_))
-            if not waits and fate is Fate.WAITS:
-                kept[key] = tuple_
+                if not waits:
+                    kept[key] = tuple_
             place += 1
         return emptied, kept, place
 
@@ -270,18 +268,11 @@ class BucketGate:
         return fragments.transaction.replica_id, lsn, row_number
 
     def _hold(
-        self,
-        fate: Fate,
-        bucket_id: int,
-        row: tuple[int, bytes, int, bytes],
-        after: bytes | None,
-        orders: tuple[int, int],
-        *,
-        is_part: bool,
+        self, fate: Fate, bucket_id: int, row: tuple[int, bytes, int, bytes], after: bytes | None, orders: tuple[int, int]
     ) -> None:
         """Have a row wait (its space, key, kind and frame): the one that is handled, or one that it stands for.
 
-        `after` is the tuple that it leaves. For `orders` and `is_part` see HeldRow.
+        `after` is the tuple that it leaves. For `orders` see HeldRow.
         """
         fragments, lsn, row_number, vclock = self._turn
         space_id, key, kind, frame = row
@@ -298,7 +289,8 @@ class BucketGate:
             bucket_after=bucket_after if type(bucket_after) is int else None,
             tuple_after=after,
             orders=orders,
-            is_part=is_part,
+            # The rows of a TRUNCATE come behind its `t`.
+            is_part=not fragments.is_alone or orders[0] > 1,
         )
         held = self.queues.hold(bucket_id, self._place, held_row)
         self._images.put(held.store_key, held.pack())
