@@ -28,12 +28,17 @@ from spark_jobs.lake.positions import KafkaPositions, Positions
 from spark_jobs.lake.seconds import seconds
 from spark_jobs.runner.job import Job, Sink
 from spark_jobs.runner.options import add_decimal_scale, add_unfit_values
+from spark_jobs.runner.output import tell
 from spark_jobs.runner.registered import Names
 from spark_jobs.runner.unfit_counts import UnfitCounts
 from spark_jobs.tables.formats import check_format
 from spark_jobs.tables.places import table_at
 
 _INTERVAL: Final = 60.0
+_NOT_ALL_MERGED: Final = (
+    "current: the tables are as of seq {seq}. Later events are kept, and the next run merges them: their transactions may go on"
+    " in records that came after this run had begun."
+)
 
 
 class Current(Job):
@@ -212,6 +217,8 @@ class CurrentSink(Sink):
             self._seen = evidence(self._lake, self._positions, batch, has_before=True)
         if not self._is_merged:
             self._step(self._seen, merges_all=True)
+        if (seq := self._merger.waiting_after()) is not None:
+            tell(_NOT_ALL_MERGED.format(seq=seq))
         return 0
 
     def _step(self, seen: Evidence | None, *, merges_all: bool = False) -> None:

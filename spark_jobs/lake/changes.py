@@ -115,7 +115,7 @@ class Changes(Events):
     """The job `changes`."""
 
     name = "changes"
-    summary = "append every event to one Delta table, partitioned by space, as a source for other tables"
+    summary = "append every event to one table, partitioned by space, as a source for other tables"
     control_topics = KINDS
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
@@ -142,7 +142,7 @@ class Changelog(Events):
     """The job `changelog`."""
 
     name = "changelog"
-    summary = "append every event to one Delta table, partitioned by space and date, or to one per space with typed rows"
+    summary = "append every event to one table, partitioned by space and date, or to one per space with typed rows"
     takes_catalog = True
 
     def untyped(self, session: SparkSession, topics: Topics, options: argparse.Namespace, rules: AppendRules) -> EventsSink:

@@ -169,6 +169,12 @@ class Merger:
         """Return the tables of the spaces, by space."""
         return {space: known.table for space, known in self._spaces.items()}
 
+    def waiting_after(self) -> int | None:
+        """Return the watermark if later events wait for the rest of their transactions, else None."""
+        if self._seqs is None or self._behind.seqs(self._mark).last <= self._mark:
+            return None
+        return self._mark
+
     def step(self, evidence: Evidence | None = None, *, merges_all: bool = False) -> None:
         """Advance the watermark and merge the spaces that are due, or with `merges_all` all unmerged events. Raises JobError."""
         try:

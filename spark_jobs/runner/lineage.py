@@ -94,7 +94,7 @@ class Lineage:
         self._attempt(lambda: self._send("START"))
         while (batch := self._waiting.get()) is not None:
             self._batch = batch
-            self._records += batch.records
+            self._records += batch.records or 0
             self._attempt(self._tell_batch)
         self._attempt(lambda: self._send("COMPLETE" if self._failure is None else "FAIL", self._tables()))
 

@@ -25,7 +25,7 @@ class Batch:
     """A completed batch. None stands for an unknown value."""
 
     number: int
-    records: int
+    records: int | None
     seconds: float
     seq: int | None
     behind_seconds: float | None
@@ -35,12 +35,12 @@ class Batch:
 
     def line(self, job: str) -> str:
         """Return the batch's line for the log."""
-        rate = self.records / self.seconds if self.seconds else 0.0
+        rate = None if self.records is None else self.records / self.seconds if self.seconds else 0.0
         shown: dict[str, object] = {
             "batch": self.number,
             "records": self.records,
             "seconds": f"{self.seconds:.1f}",
-            "records_per_second": f"{rate:.0f}",
+            "records_per_second": None if rate is None else f"{rate:.0f}",
             "seq": self.seq,
             "behind_seconds": None if self.behind_seconds is None else f"{self.behind_seconds:.1f}",
             "behind_records": self.behind_records,
@@ -68,7 +68,9 @@ def batch_of(progress: str) -> Batch | None:
     source = found["sources"][0]
     ends, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
     records = found["numInputRows"]
-    if ends:
+    if not ends and not records:
+        records = None  # `current --changes` only learns from the stream that the table has new events, and reads the table
+    elif ends:
         # Spark counts a record each time the sink reads it. The offsets also count transaction markers.
         records = min(records, _distance(_offsets(source.get("startOffset")), ends))
     ended = datetime.fromisoformat(found["timestamp"]).timestamp() + seconds

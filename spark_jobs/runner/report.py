@@ -51,7 +51,7 @@ class Log:
             return
         progress, task = self._bar
         progress.console.print(line, markup=False, highlight=False, soft_wrap=True)
-        self._done += batch.records
+        self._done += batch.records or 0
         progress.update(task, completed=self._done, total=self._done + (batch.behind_records or 0))
 
 
@@ -84,7 +84,7 @@ class Metrics:
 
     def batch(self, batch: Batch) -> None:
         """See `watch.Listener.batch`."""
-        self._records.inc(batch.records)
+        self._records.inc(batch.records or 0)
         self._seconds.observe(batch.seconds)
         self._number.set(batch.number)
         self._ended.set(time.time())

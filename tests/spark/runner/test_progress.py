@@ -49,6 +49,16 @@ def test_what_is_not_known_is_not_said() -> None:
     assert batch.line("x") == "x: batch=17 records=9 seconds=2.0 records_per_second=4"
 
 
+def test_a_sink_that_reads_the_table_itself_has_no_number_of_records() -> None:
+    of_a_table = PROGRESS | {"sources": [{"startOffset": None, "endOffset": {"reservoirVersion": 3}}], "numInputRows": 0}
+    batch = batch_of(json.dumps(of_a_table | {"observedMetrics": {}}))
+    assert batch is not None
+    assert batch.line("current") == "current: batch=17 seconds=2.0"
+    read = batch_of(json.dumps(of_a_table | {"numInputRows": 2}))
+    assert read is not None
+    assert read.records == 2
+
+
 def test_a_trigger_without_records_is_no_batch() -> None:
     assert batch_of(json.dumps(PROGRESS | {"durationMs": {"latestOffset": 3, "triggerExecution": 4}})) is None
 
