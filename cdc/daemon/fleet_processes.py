@@ -1,9 +1,9 @@
 """Decides which of a fleet's daemons run: it starts, starts again or gives up each, by how its process has ended.
 
-    waiting ─▶ running ─┬─ ended with status 0: it has reached its goal ─▶ done
+    waiting ─▶ running ─┬─ ended with status 0, with --until-caught-up: it has caught up ─▶ done
        ▲                ├─ an error in the configuration ─▶ all others are stopped, and the fleet ends with that error
        │                ├─ another error of an operator, with --until-caught-up ─▶ the same
-       └── back-off ◀───┴─ anything else: a signal, a crash, an error that may pass
+       └── back-off ◀───┴─ anything else: a signal, also one that stops it in order, a crash, an error that may pass
 
 Without --until-caught-up an error that needs an operator is tried again, too, as a service manager would: it concerns one shard,
 and the others go on.
@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from signal import SIGKILL, SIGTERM, SIGUSR2
+from signal import SIGINT, SIGKILL, SIGTERM, SIGUSR2
 from typing import Final
 
 from cdc.ops.silence import SILENT_SECONDS
@@ -33,6 +33,8 @@ STEADY_SECONDS: Final = 60.0
 """Time after which a process that ends is started again as soon as one that ended for the first time."""
 LOOK_SECONDS: Final = 1.0
 """Interval between two calls of `look`."""
+_INTERRUPTED: Final = 130
+"""Exit status of a command that SIGINT has ended before it could heed that."""
 _LOOK_SECONDS_MAX: Final = 3.0
 """Time between two calls of `look` above which the fleet's own process didn't run."""
 
@@ -155,13 +157,14 @@ class FleetProcesses:
         """
         shard = self.shards[name]
         shard.phase = Phase.DONE
-        if status == 0:
+        if status == 0 and (self._until_caught_up or self.is_stopping):
             shard.error = None
             return None
         shard.error = failure.sentence if failure is not None else _ended_how(status, shard)
-        if self.is_stopping and status in (-SIGTERM, -SIGUSR2):
-            # It was told to stop before it could heed that, as it was being loaded, so nothing had begun. Or it was asked where
-            # its threads are as it was ending, when it heeds no signal any more, so all was done.
+        if self.is_stopping and status in (-SIGTERM, -SIGINT, _INTERRUPTED, -SIGUSR2):
+            # It was told to stop, by the fleet or by a terminal's Ctrl-C, before it could heed that, as it was being loaded, so
+            # nothing had begun. Or it was asked where its threads are as it was ending, when it heeds no signal any more, so all
+            # was done.
             shard.error = None
             return None
         if self.is_stopping:
@@ -203,6 +206,8 @@ class FleetProcesses:
 
 
 def _ended_how(status: int, shard: ShardProcess) -> str:
+    if status == 0:
+        return "it has stopped in order, and the fleet hadn't told it to: somebody has sent its process SIGTERM or SIGINT"
     if Measure.KILL in shard.taken and status == -SIGKILL:
         why = f": {shard.lifelessness}" if shard.lifelessness is not None else ""
         return f"it was killed by the fleet's watchdog, as it had answered nothing for {shard.silent_seconds:.0f} s{why}"

@@ -94,13 +94,25 @@ def test_stop() -> None:
     assert list(processes.problems()) == [("s2", AWAY.sentence)]
 
 
-def test_stop_of_one_that_is_being_loaded() -> None:
+@pytest.mark.parametrize("status", [-signal.SIGTERM, -signal.SIGINT, 130])
+def test_stop_of_one_that_is_being_loaded(status: int) -> None:
+    """A terminal's Ctrl-C goes to all processes."""
     processes = running()
     processes.stop()
     for name in processes.running:
-        processes.ended(name, -15, None, 1)
+        processes.ended(name, status, None, 1)
     assert processes.is_over()
     assert list(processes.problems()) == []
+
+
+def test_one_that_is_stopped_by_others_starts_again() -> None:
+    """An operator, or what guards the machine's memory, has sent SIGTERM to one process. No status 0 is a goal here."""
+    processes = running()
+    delay = processes.ended("s1", 0, None, 1)
+    assert delay is not None
+    assert processes.shards["s1"].error is not None
+    assert "SIGTERM" in processes.shards["s1"].error
+    assert processes.due(1 + delay) == ["s1"]
 
 
 def test_one_that_has_caught_up_is_needed_again() -> None:
