@@ -219,7 +219,7 @@ def _follow(session: SparkSession, options: argparse.Namespace) -> int:
     job.prepare(session, options)
     topics = Topics.of(options)
     topics.check_spaces(session)
-    if options.bootstrap_servers is not None and (reasons := refusals(options.bootstrap_servers)):
+    if options.bootstrap_servers and (reasons := refusals(options.bootstrap_servers)):
         tell(
             f"{job.name}: no connection to --bootstrap-servers from this host ({reasons}). If Spark can't connect either, the job"
             " ends after about three minutes."

@@ -44,6 +44,12 @@ class FleetTable:
             )
         return state.properties[PREFIX]
 
+    def identity(self) -> str:
+        """Return the table's id: each table has numbers of its own for the same events."""
+        state = self._format.state(self._session, self._table)
+        assert state is not None  # `prefix` has found it
+        return state.identity[0]
+
     def stream(self, topics: Topics, checkpoint: str) -> DataFrame:
         """Stream the events of the chosen spaces as messages, with the columns of Spark's Kafka source."""
         rows = self._format.stream(self._session, self._table, checkpoint)

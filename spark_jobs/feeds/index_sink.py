@@ -46,13 +46,17 @@ _KEPT_APART: Final = "With --on-error dead-letter the job keeps the space's reco
 
 @dataclass(frozen=True)
 class Writing:
-    """Parameters of the writing of documents."""
+    """Parameters of the writing of documents.
+
+    `table` is the id of the fleet's table whose numbers are the documents' versions; None if they are a daemon's `seq`s.
+    """
 
     address: Address
     document: str | None = None
     count_max: int = 1000
     bytes_max: int = 5_000_000
     patience_seconds: float = 300
+    table: str | None = None
 
 
 @dataclass(frozen=True)
@@ -327,16 +331,12 @@ class SearchIndexSink(Sink):
             properties = documents.properties(form, documents.names_of(form, there))
         if index is None:
             meta = {"prefix": self._topics.prefix, "space_id": form.space_id, "floor": _NEVER, "aliases": [alias]}
+            if self._writing.table is not None:
+                meta["table"] = self._writing.table
             made = index_body(properties, meta, documents.write_alias(name), self._body, is_dynamic=bool(self._writing.document))
             self._indexes.create(name, made)
             return
-        owner = index.meta.get("prefix")
-        if owner != self._topics.prefix:
-            held = "isn't one of this job's" if owner is None else f"holds the rows of {owner!r}"
-            raise JobError(
-                f"The index {name} {held}, and seq of {self._topics.prefix!r} says nothing there. Choose another --index, or "
-                "remove the index."
-            )
+        self._check_numbers(index)
         change: dict[str, Any] = {}
         if missing := missing_properties(properties, index.properties):
             change["properties"] = missing
@@ -346,6 +346,23 @@ class SearchIndexSink(Sink):
             self._metas.put(index, {**index.meta, "aliases": [*index.meta["aliases"], alias]}, **change)
         elif change:
             self._indexes.put_mapping(name, change)
+
+    def _check_numbers(self, index: Index) -> None:
+        """Raise JobError if the versions of an index's documents are other numbers than this job's."""
+        owner = index.meta.get("prefix")
+        if owner != self._topics.prefix:
+            held = "isn't one of this job's" if owner is None else f"holds the rows of {owner!r}"
+            raise JobError(
+                f"The index {index.name} {held}, and seq of {self._topics.prefix!r} says nothing there. Choose another --index, "
+                "or remove the index."
+            )
+        if index.meta.get("table") != self._writing.table:
+            # Each table of a fleet numbers the events by itself, in an order of its own.
+            raise JobError(
+                f"The documents of the index {index.name} have the numbers of another table of changes, or of a daemon, as their "
+                "versions. With this job's numbers older rows would stay, as if they were newer. Remove the index, or choose "
+                "another --index, and start the job with a new --checkpoint."
+            )
 
     def _relabel(self, name: str, target: Target, history: Sequence[Form], labels: Mapping[int, Sequence[str]]) -> None:
         """Rename the fields of stored documents to the latest names, each under its own version, so that newer documents stay."""

@@ -73,7 +73,8 @@ class SearchIndex(Feed):
             verifies=not options.no_verify,
             timeout_seconds=options.timeout_seconds,
         )
-        writing = Writing(address, options.document, options.bulk_documents, options.bulk_bytes, options.patience_seconds)
+        table = None if options.changes is None else options.changes.identity()
+        writing = Writing(address, options.document, options.bulk_documents, options.bulk_bytes, options.patience_seconds, table)
         return SearchIndexSink(
             session,
             topics,

@@ -65,10 +65,10 @@ class Bench:
 
     def started(self, **options: Any) -> SearchIndexSink:
         """The job as it is after a start."""
-        document = options.pop("document", None)
+        document, table = options.pop("document", None), options.pop("table", None)
         options.setdefault("notes", self.notes)
         options = {"template": f"{self.name}-{{space}}", **options}
-        writing = Writing(self.address, document, count_max=7, patience_seconds=30)
+        writing = Writing(self.address, document, count_max=7, patience_seconds=30, table=table)
         self.sink = SearchIndexSink(self._spark, Topics("", PREFIX), writing, read_topic=self.topics.read, **options)
         self.sink.dead_letters = self.letters
         return self.sink
@@ -301,6 +301,19 @@ def test_a_function_makes_documents(bench: Bench, monkeypatch: pytest.MonkeyPatc
     assert "no document can be made of the row" in letter[2]
     # What an error says may quote the row.
     assert letter[2].rpartition(": ")[2].startswith(f"KeyError in made_of, {Path(__file__).name} line ")
+
+
+def test_an_index_with_the_numbers_of_another_table_is_refused(bench: Bench) -> None:
+    """Its documents would stay, as if they were newer than those of lower numbers."""
+    bench.started(table="a")
+    bench.send(schema(0), put("c", {"id": 1, "name": "old"}, 7))
+    for table in ("b", None):
+        bench.started(table=table, notes=NoNotes())
+        with pytest.raises(JobError, match="have the numbers of another table"):
+            bench.send(put("u", {"id": 1, "name": "new"}, 5))
+    bench.started(table="a")
+    bench.send(put("u", {"id": 1, "name": "new"}, 8))
+    assert bench.found() == by_key({"id": 1, "name": "new"})
 
 
 def test_an_index_of_somebody_else_is_not_touched(bench: Bench) -> None:
