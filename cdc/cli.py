@@ -19,8 +19,16 @@ from cdc.ops import signals
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
-    prepare()
-    options = _parser().parse_args(arguments)
+    try:
+        prepare()
+        return _status_of(_parser().parse_args(arguments))
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        log.flush()
+
+
+def _status_of(options: argparse.Namespace) -> int:
     command: Callable[[argparse.Namespace], int] = options.command
     try:
         status = command(options)
@@ -30,10 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if command not in _LOGGING or not log.report_last_error(str(error)):
             complain(f"tarantool-cdc: {error}")
         return 1
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        log.flush()
 
 
 class _CommandParser(argparse.ArgumentParser):

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from cdc import cli
 from cdc.log import output
 from tests.fakes.log_files import END_MARKER, block, insert, meta, rows_data
 
@@ -145,6 +147,14 @@ def test_ctrl_c_during_the_imports(module: str, status: int) -> None:
     environment = os.environ | {"INTERRUPTED": module}
     run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
     assert (run.returncode, run.stdout, run.stderr) == (status, "", "")
+
+
+def test_ctrl_c_while_the_arguments_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> NoReturn:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "_parser", interrupt)
+    assert cli.main(["watch", "127.0.0.1:1"]) == 130
 
 
 def test_decode_ends_with_its_reader(tmp_path: Path) -> None:
