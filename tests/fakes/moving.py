@@ -79,9 +79,9 @@ class Cluster:
 class Daemon:
     """A shard's daemon. What is committed is what consumers see; the state store may be behind that."""
 
-    def __init__(self, cluster: Cluster, name: str, log: Log) -> None:
-        """`log` is that of its master, whose stream may get longer."""
-        self.cluster, self.name = cluster, name
+    def __init__(self, cluster: Cluster, name: str, log: Log, **changed: Any) -> None:
+        """`log` is that of its master, whose stream may get longer. `changed` are options of the pipeline."""
+        self.cluster, self.name, self._changed = cluster, name, changed
         self.vclock, self.snapshot_rows, self.stream = log
         self.kept, self._stored = Store(), Store()
         self.tuples = MemoryTuples()
@@ -109,6 +109,7 @@ class Daemon:
                     prefix=PREFIX,
                     control_prefix=f"{PREFIX}.{self.name}",
                     optional_topics=frozenset({BUCKETS}),
+                    **self._changed,
                 ),
                 SERVER,
                 VERSION,

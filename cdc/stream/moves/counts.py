@@ -92,6 +92,13 @@ def _arrivals(record: BucketRecord, queue: Queue) -> int:
     return arrivals
 
 
+def with_arrival(record: BucketRecord) -> BucketRecord:
+    """Return the record of a bucket that is being received, with one more arrival from there."""
+    if record.peer is None:
+        return record
+    return replace(record, taken={**record.taken, record.peer: record.taken.get(record.peer, 0) + 1})
+
+
 def with_answer(
     record: BucketRecord | None, name: str, number: int, known_as: Collection[str], queue: Queue | None
 ) -> BucketRecord:

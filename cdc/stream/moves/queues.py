@@ -53,7 +53,7 @@ from typing import Final, NamedTuple
 from cdc.protocol.constants import Type
 from cdc.stream.moves.beginnings import Beginnings
 from cdc.stream.moves.comparison import begun, with_lost
-from cdc.stream.moves.counts import Counts, with_answer
+from cdc.stream.moves.counts import Counts, with_answer, with_arrival
 from cdc.stream.moves.held import Held, HeldRow
 from cdc.stream.moves.lost import LostChanges
 from cdc.stream.moves.records import GARBAGE, OWNED, RECEIVING, SENDING, SENT, BucketRecord, Place, Shards, Step
@@ -292,14 +292,15 @@ class BucketQueues:
                     self._wait(bucket_id, verdict.waits_for, now_us, asks=verdict.asks)
                     return
                 queue.has_passed = True
-                if record.generation is None and record.peer is not None and verdict.is_recorded:
-                    taken = {**record.taken, record.peer: record.taken.get(record.peer, 0) + 1}
-                    self.records[bucket_id] = replace(record, taken=taken)
+                queue.is_counted = record.generation is None and verdict.is_recorded
                 if not verdict.was_published:
                     self.beginnings.doubt()
                     yield bucket_id, Whole.SHOWN
             if head.step is not None:
-                queue.has_passed = False
+                if queue.is_counted:
+                    # Not before: a daemon that ends between the rows ahead of the state waits for this move again, not the next.
+                    self.records[bucket_id] = with_arrival(self.records[bucket_id])
+                queue.has_passed = queue.is_counted = False
                 if self.beginnings.is_taken_away(head.step):
                     self.beginnings.take_away()
                     yield bucket_id, Whole.TAKEN_AWAY

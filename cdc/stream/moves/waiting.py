@@ -32,6 +32,8 @@ class Queue:
     """Keys that rows behind the last state have changed, arrivals aside."""
     has_passed: bool = False
     """Whether the former owner has passed on everything, which the state that waits at the head, or behind it, needs."""
+    is_counted: bool = False
+    """Whether that was told by count, so that the arrival is counted, too, when that state goes on."""
     free_place: Place | None = None
     """Place of rows that are known to wait for none elsewhere."""
 

@@ -18,7 +18,9 @@ SHORT_LIVES = 6
 class Fleet:
     """A cluster and a daemon for each shard."""
 
-    def __init__(self, seed: int, *, changes_buckets: bool = True, are_late: bool = False, **servers: bool) -> None:
+    def __init__(
+        self, seed: int, *, changes_buckets: bool = True, are_late: bool = False, batch_bytes_max: int = 1 << 20, **servers: bool
+    ) -> None:
         """If daemons `are_late`, they begin one after the other while buckets move. For the rest see ShardedCluster."""
         self.chance = random.Random(seed)
         self.servers = ShardedCluster(self.chance, changes_buckets=changes_buckets, **servers)
@@ -27,7 +29,8 @@ class Fleet:
         for name in self.chance.sample(NAMES, len(NAMES)):
             if are_late:
                 self.move_on(self.chance.randrange(60))
-            self.daemons.append(Daemon(self.kafka, name, self.servers.shards[name].log()))
+            log = self.servers.shards[name].log()
+            self.daemons.append(Daemon(self.kafka, name, log, batch_bytes_max=batch_bytes_max))
         if not are_late:
             meet(self.daemons)
         self.first = {key: len(changes) for key, changes in self.servers.changes.items()}
@@ -197,7 +200,8 @@ def test_users_changes_once_and_in_order(seed: int, lives: int, crashes: float) 
     for life in range(lives):
         told = seed + life
         print("seed", told)
-        fleet = Fleet(told, is_old=life % 4 == 0, by_name=life % 8 < 2)
+        # Batches that are full after each row can end between any two that have waited.
+        fleet = Fleet(told, is_old=life % 4 == 0, by_name=life % 8 < 2, batch_bytes_max=1 if life % 3 == 1 else 1 << 20)
         fleet.work(200, crashes)
         if life % 3 == 0:
             fleet.drop()
@@ -232,6 +236,14 @@ def test_values_that_servers_change_on_the_way(seed: int, lives: int) -> None:
         converted += fleet.servers.converted_count
         changed += sum(daemon.moves.queues.changed_count for daemon in fleet.daemons)
     assert changed or not converted
+
+
+def test_a_daemon_ends_between_rows_that_wait_for_an_arrival() -> None:
+    """A seed in which the next start counted the arrival twice, and waited for another move, for good."""
+    fleet = Fleet(38300064, is_old=True, by_name=True, batch_bytes_max=1)
+    fleet.work(200, 0.15)
+    fleet.come_to_rest()
+    fleet.check()
 
 
 @pytest.mark.parametrize("seed", [3, 11, 13, 15])
