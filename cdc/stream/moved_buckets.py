@@ -64,6 +64,8 @@ class MovedBuckets:
             self.begin()
         yield self._boundaries.take_batch()
         yield from self.go_on(self._context.envelope.batch_time(now_us))
+        if self._builder.parts:
+            yield self._boundaries.take_batch()
 
     def heard(self, bucket_ids: Iterable[int | None], now_us: int) -> Iterator[Batch]:
         """Let rows go on that waited for other shards, whose records of these buckets have changed, between two calls of `feed`.

@@ -221,7 +221,8 @@ class Pipeline:
         """Yield what isn't yielded yet."""
         if (catch_up := self._python.catch_up) is not None:
             yield catch_up.take_batch()
-        elif self._context.builder.row_count:
+        elif self._context.builder.row_count or self._context.builder.parts:
+            # Also what is left behind a full batch: rows that had waited, and records of buckets, aren't counted as rows.
             yield self._batch()
         elif not self._limbo.is_empty:
             self._boundaries.receive()

@@ -181,9 +181,12 @@ class Daemon:
                 self._committed.append(batch)
             elif not batch.is_pause:
                 self._submitted.append(batch)
+        # Otherwise it would wait for the next row, which may be long in coming.
+        assert not self.pipeline._context.builder.parts, "something was made, and not handed over"
 
     def commit(self, count: int | None = None) -> None:
         """Kafka commits what was submitted, or its first batches up to a boundary."""
+        assert not self._submitted or self._submitted[-1].is_boundary, "a Kafka transaction that nothing ends"
         count = len(self._submitted) if count is None else min(count, len(self._submitted))
         while 0 < count < len(self._submitted) and not self._submitted[count - 1].is_boundary:
             count += 1
