@@ -103,8 +103,8 @@ class MovedBuckets:
         for each in self._gate.advance(self._events.now_us):
             if isinstance(each, tuple):
                 yield from self._publish(*each)
-            else:
-                fragments = self._events.handle_waiting(each, fragments, suffix)
+                continue  # a daemon that ended here would publish the bucket again: its state goes on next
+            fragments = self._events.handle_waiting(each, fragments, suffix)
             if self._builder.is_full:
                 if fragments is not None:
                     # A daemon that ends here goes on behind these rows, and knows nothing of their transaction's others.

@@ -246,6 +246,19 @@ def test_a_daemon_ends_between_rows_that_wait_for_an_arrival() -> None:
     fleet.check()
 
 
+def test_a_daemon_ends_while_the_rows_of_a_bucket_are_taken_away() -> None:
+    """A seed in which they were taken away twice: a batch ended before the bucket's state went on."""
+    fleet = Fleet(38600011, are_late=True, batch_bytes_max=1)
+    fleet.work(150, 0.25, truncates=False)
+    fleet.come_to_rest()
+    fleet.check_end()
+    gone: set[int] = set()
+    for event in fleet.kafka.events:
+        key = (event["after"] or event["before"])["id"]
+        assert event["op"] != "d" or key not in gone
+        (gone.add if event["op"] == "d" else gone.discard)(key)
+
+
 @pytest.mark.parametrize("seed", [3, 11, 13, 15])
 def test_a_shard_is_emptied_while_changes_wait_of_buckets_that_have_gone_on(seed: int) -> None:
     """Seeds in which a user's change was lost."""
