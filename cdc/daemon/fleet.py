@@ -124,25 +124,30 @@ class FleetDaemon:
                 child.kill()
 
     def _start(self, name: str) -> None:
-        ours, theirs = socket.socketpair()
-        os.set_inheritable(theirs.fileno(), True)
         options = self._first_options if not self._processes.shards[name].starts else ()
-        command = [*self._command(name, theirs.fileno()), *options]
         try:
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=without_service_manager(os.environ)
-            )
+            child, ours = self._process(name, options)
         except OSError as error:
-            ours.close()
             self._processes.started(name, time.monotonic())
             self._ended(name, 1, Failure(f"its process can't be started: {error.strerror}"))
             return
-        finally:
-            theirs.close()
         self._children[name] = child
         self._processes.started(name, time.monotonic())
         self._log.info("the daemon of a shard is started", shard=name, process=child.pid)
         threading.Thread(target=self._watch, args=(name, child, ours), name=f"shard-{name}", daemon=True).start()
+
+    def _process(self, name: str, options: Sequence[str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        """Start a shard's process, and return it with this end of the sockets between the two. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            os.set_inheritable(theirs.fileno(), True)
+            command = [*self._command(name, theirs.fileno()), *options]
+            environment = without_service_manager(os.environ)
+            try:
+                return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=environment), ours
+            except OSError:
+                ours.close()
+                raise
 
     def _watch(self, name: str, child: subprocess.Popen[bytes], ours: socket.socket) -> None:
         """Pass on what a daemon tells, and its end. The function of a thread of its own."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -255,6 +257,27 @@ def test_a_program_that_cannot_be_started(tmp_path: Path, port: int, monkeypatch
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert "can't be started: No such file" in str(run.daemon.views()["s1"].error)
+    run.daemon.stop()
+    run.ended()
+
+
+def test_no_descriptor_is_left_for_a_process(tmp_path: Path, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients of the status may have them all for a moment. The other daemons go on, and this one is tried again."""
+    run, pair = Run(tmp_path, port, s1=WAITS, s2=WAITS), socket.socketpair
+    failures = [OSError(errno.EMFILE, os.strerror(errno.EMFILE))]
+
+    def socketpair() -> tuple[socket.socket, socket.socket]:
+        if failures:
+            raise failures.pop()
+        return pair()
+
+    monkeypatch.setattr(socket, "socketpair", socketpair)
+    run.start()
+    deadline = time.monotonic() + 60
+    while run.daemon.views()["s1"].port is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert (run.daemon.views()["s1"].restarts, run.daemon.views()["s2"].restarts) == (1, 0)
     run.daemon.stop()
     run.ended()
 
