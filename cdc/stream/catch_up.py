@@ -113,6 +113,7 @@ class CatchUp:
         self.on_end()
         if self._spaces.gate is not None:
             self._spaces.gate.queues.end_past()
+            self._spaces.gate.note_moving()
         self._spaces.encoders.clear()
         self.is_over = True
         return batch

@@ -132,6 +132,8 @@ class BucketQueues:
         self._counts = Counts(shards)
         self._dirty: dict[int, None] = {}
         self._ready: dict[int, None] = {}
+        # Whether rows waited at the checkpoint, so that rows up to it may have to wait in any bucket.
+        self._has_heads = any(record.head is not None for record in self.records.values())
         # Buckets in states in which rows aren't simply published.
         self._moving = {bucket_id for bucket_id, record in self.records.items() if _is_moving(record.status)}
 
@@ -140,7 +142,7 @@ class BucketQueues:
     @property
     def are_moving(self) -> bool:
         """Whether the fate of rows has to be asked for: some buckets aren't simply owned, or wait."""
-        return bool(self._moving or self.waiting.queues)
+        return bool(self._moving or self.waiting.queues) or (self.is_past and self._has_heads)
 
     @property
     def is_ready(self) -> bool:

@@ -246,6 +246,15 @@ def test_a_daemon_ends_between_rows_that_wait_for_an_arrival() -> None:
     fleet.check()
 
 
+@pytest.mark.parametrize(("seed", "steps", "crashes"), [(38800217, 200, 0.25), (38800194, 300, 0.1)])
+def test_a_row_that_waits_at_the_checkpoint_is_read_again(seed: int, steps: int, crashes: float) -> None:
+    """Seeds in which a change was lost: its bucket was active, so that it didn't wait in the catch-up up to the checkpoint."""
+    fleet = Fleet(seed, changes_buckets=seed == 38800194, batch_bytes_max=500)
+    fleet.work(steps, crashes)
+    fleet.come_to_rest()
+    fleet.check()
+
+
 def test_a_daemon_ends_while_the_rows_of_a_bucket_are_taken_away() -> None:
     """A seed in which they were taken away twice: a batch ended before the bucket's state went on."""
     fleet = Fleet(38600011, are_late=True, batch_bytes_max=1)
