@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from cdc.local.interface import KafkaServer
 from spark_jobs.contract.kafka_client import KafkaClient
 from spark_jobs.contract.source import Topics
+from tests.live.waiting import wait_for
 from tests.spark.messages import put
 from tests.spark.test_live import TIMEOUT_SECONDS, Daemon, daemon
 
@@ -34,9 +35,13 @@ def test_ends_and_ids_are_those_of_the_topics_that_exist(spark: SparkSession, ka
     topics = Topics(kafka.bootstrap_servers, daemon.prefix)
     client = KafkaClient(spark, topics)
     asked = [topics.of_space(name) for name in ("users", "a-1", "none")]
+
+    def found_ends() -> list[tuple[str, int]]:
+        return [(topic, end) for (topic, _), end in client.ends(asked).items() if end]
+
+    # A transaction's end marker is a record, too; Kafka writes it after the commit.
+    wait_for("the marker", lambda: found_ends() == [(asked[0], 2)])
     ends = client.ends(asked)
-    # A transaction's end marker is a record, too.
-    assert [(topic, end) for (topic, _), end in ends.items() if end] == [(asked[0], 2)]
     assert {place for place in ends if place[0] == asked[1]} == {(asked[1], partition) for partition in range(3)}
     assert ends.keys() == client.ends(asked[:2]).keys()
     assert client.ends([]) == {}
