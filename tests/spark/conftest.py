@@ -81,6 +81,7 @@ def _start(warehouse: Path) -> SparkSession:
             "spark.databricks.delta.snapshotPartitions": "1",
             "spark.sql.adaptive.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
+            "spark.python.daemon.module": "tests.spark.python_workers",
             # With both of Java's compilers, and the second one for what is called ten times as often as by default: the rest of
             # Spark runs too seldom here to get back what its compilation costs, which was as much as all that the tests do.
             "spark.driver.extraJavaOptions": " ".join(
