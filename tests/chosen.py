@@ -2,8 +2,10 @@
 
 A second way of delivery, or the same story with images and without, costs servers and minutes each time, and fails alone at most
 once in a while. Such cases of a test have the mark `one_of_these`. So have tests that tell different stories of one mechanism,
-with its name: `one_of_these("views")`. What alone would catch that the daemon loses, doubles or disorders events isn't among
-them: the simulation and the tests with kills and failovers are tried by each run.
+with its name: `one_of_these("watch")`. The few that take far longer than all others have one name together, whatever they are
+about, so that no run is much longer than the next: one that drew several took minutes more. What alone would catch that the
+daemon loses, doubles or disorders events isn't among them: the simulation and the tests with kills and failovers are tried by
+each run.
 
 Which one a run tries follows from its seed, so that all processes of a run agree, `--seed` repeats it, and many runs together try
 all. A case with the mark `soak` isn't among them.

@@ -33,7 +33,7 @@ def clustering(spark: SparkSession, known: TableFormat, table: str) -> list[str]
     return list(iceberg_upkeep._clustered_by(iceberg_tables.load(spark, table)))
 
 
-@pytest.mark.one_of_these("clustering")
+@pytest.mark.one_of_these("views and layout")
 @in_either_format
 def test_rows_are_put_together_by_the_chosen_fields(
     spark: SparkSession, tmp_path: Path, known: TableFormat, capsys: pytest.CaptureFixture[str]
@@ -84,7 +84,7 @@ def test_rows_are_put_together_by_the_chosen_fields(
     assert (clustering(spark, known, users), cities("town")) == ([], expected)
 
 
-@pytest.mark.one_of_these("clustering")
+@pytest.mark.one_of_these("views and layout")
 @in_either_format
 def test_a_field_by_which_rows_are_put_together_may_become_one_of_another_type(
     spark: SparkSession, tmp_path: Path, known: TableFormat, capsys: pytest.CaptureFixture[str]
