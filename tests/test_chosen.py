@@ -35,11 +35,32 @@ CASES = """
         pass
 """
 
+LONG_AND_SHORT = """
+    import pytest
 
-def tried(pytester: pytest.Pytester, seed: int | None) -> set[str]:
+    @pytest.mark.one_of_these("two", seconds=100)
+    def test_long_of_two():
+        pass
+
+    @pytest.mark.one_of_these("two")
+    def test_short_of_two():
+        pass
+
+    @pytest.mark.one_of_these("three")
+    @pytest.mark.parametrize("number", range(2))
+    def test_short_of_three(number):
+        pass
+
+    @pytest.mark.one_of_these("three", seconds=100)
+    def test_long_of_three():
+        pass
+"""
+
+
+def tried(pytester: pytest.Pytester, seed: int | None, cases: str = CASES) -> set[str]:
     """The cases that aren't left to the soak."""
     pytester.makeini(f"[pytest]\nmarkers =\n  {MARK}\n  soak\n")
-    items = pytester.getitems(CASES)
+    items = pytester.getitems(cases)
     leave_to_soak(items, seed)
     return {item.name for item in items if item.get_closest_marker("soak") is None}
 
@@ -56,6 +77,15 @@ def test_one_case_is_tried_and_each_has_its_turn(pytester: pytest.Pytester) -> N
 
 def test_a_seed_chooses_the_same_again(pytester: pytest.Pytester) -> None:
     assert tried(pytester, 2**31 + 5) == tried(pytester, 2**31 + 5)
+
+
+def test_no_run_has_all_that_takes_long(pytester: pytest.Pytester) -> None:
+    runs = [tried(pytester, seed, LONG_AND_SHORT) for seed in range(12)]
+    assert not [run for run in runs if run == {"test_long_of_two", "test_long_of_three"}]
+    assert set().union(*runs) == {
+        *("test_long_of_two", "test_short_of_two", "test_long_of_three"),
+        *("test_short_of_three[0]", "test_short_of_three[1]"),
+    }
 
 
 def test_the_soak_takes_all(pytester: pytest.Pytester) -> None:

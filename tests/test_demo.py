@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.mark.live
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-@pytest.mark.one_of_these("Spark at length")
+@pytest.mark.one_of_these("Spark at length", seconds=120)
 def test_demo_ends_well_and_says_that_all_rows_are_equal(spark_java: SparkJava) -> None:
     """With less work, and a JVM that other tests have used; `make demo` waits for eight seconds of work, and for a new one."""
     briefly = "import sys; from cdc import cli; from cdc.local import demo; demo.WORK_SECONDS = 2; sys.exit(cli.main(['demo']))"

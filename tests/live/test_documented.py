@@ -79,7 +79,7 @@ def _as_anywhere(text: str) -> str:
 @pytest.mark.live
 @pytest.mark.spark
 @pytest.mark.timeout(900)
-@pytest.mark.one_of_these("Spark at length")
+@pytest.mark.one_of_these("Spark at length", seconds=90)
 def test_the_readme_from_its_configuration_to_a_table(reader: Reader, tarantool: TarantoolServer, spark_java: SparkJava) -> None:
     change, example = blocks(README, "lua")[0], json.loads(blocks(README, "json")[0])
     (reader.folder / "cdc.toml").write_text(reader.text(blocks(README, "toml")[0]))

@@ -147,7 +147,7 @@ def jobs(
         run.kill()
 
 
-@pytest.mark.one_of_these("Spark at length")
+@pytest.mark.one_of_these("Spark at length", seconds=90)
 def test_the_index_and_the_caches_end_as_the_master(
     scene: Scene,
     jobs: Callable[[], ChildProcess],

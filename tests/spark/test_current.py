@@ -486,7 +486,7 @@ def test_spaces_that_are_emptied_while_their_partitions_are_read_in_uneven_piece
 @pytest.mark.parametrize(
     ("columns", "part"),
     [
-        pytest.param(COLUMNS, "name", id="altered", marks=pytest.mark.one_of_these("order of events")),
+        pytest.param(COLUMNS, "name", id="altered", marks=pytest.mark.one_of_these("order of events", seconds=50)),
         pytest.param(RENAMED, "number", id="renamed", marks=pytest.mark.soak),
     ],
 )

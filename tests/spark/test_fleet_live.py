@@ -58,7 +58,7 @@ def fleet(
     made.close()
 
 
-@pytest.mark.one_of_these("Spark at length")
+@pytest.mark.one_of_these("Spark at length", seconds=60)
 def test_tables_equal_the_union_of_the_masters(
     spark: SparkSession, fleet: Fleet, masters: dict[str, TarantoolServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

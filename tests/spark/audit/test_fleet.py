@@ -54,7 +54,7 @@ def bucket(shard: str, number: int, status: str) -> Message:
     return Message(f"shop.{shard}.buckets", f'{{"bucket":{number}}}', f'{{"status":"{status}"}}')
 
 
-@pytest.mark.one_of_these("Spark at length")
+@pytest.mark.one_of_these("fleets in Spark")
 def test_moves_are_clean_and_each_fault_is_found_once(spark: SparkSession, tmp_path: Path) -> None:
     auditor = FleetAuditor(spark, tmp_path)
     # The key 1 goes to the other shard and back, the key 2 goes there and is truncated with the rest.

@@ -48,7 +48,7 @@ box.space.empty:drop()
 
 
 @pytest.mark.spark
-@pytest.mark.one_of_these("audit")
+@pytest.mark.one_of_these("audit", seconds=40)
 def test_a_real_day_is_clean(scene: Scene, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a daemon that is killed at noon, in several batches."""
     scene.daemon.settings["kafka"]["partitions"] = 3

@@ -114,7 +114,7 @@ def versions(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, int, int | 
 
 
 @pytest.mark.spark
-@pytest.mark.one_of_these("jobs that read Avro")
+@pytest.mark.one_of_these("jobs that read Avro", seconds=50)
 def test_a_job_makes_of_avro_what_it_makes_of_json(
     spark: SparkSession, registry: FakeRegistry, kafka: KafkaServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -81,7 +81,7 @@ def test_names_that_no_decimal_has_are_told() -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.one_of_these("typed events")
+@pytest.mark.one_of_these("typed events", seconds=40)
 @in_either_format
 def test_all_tables_have_one_column_for_such_a_decimal(
     spark: SparkSession, tmp_path: Path, known: TableFormat, capsys: pytest.CaptureFixture[str]

@@ -128,7 +128,7 @@ def shown(frame: DataFrame) -> dict[int, int]:
     return {row["id"]: row["n"] for row in frame.collect()}
 
 
-@pytest.mark.one_of_these("Spark at length")
+@pytest.mark.one_of_these("Spark at length", seconds=130)
 def test_tables_are_those_of_the_whole_cluster_whatever_moves(spark: SparkSession, tmp_path: Path) -> None:
     seed = random.randrange(1 << 32)
     print("seed", seed)

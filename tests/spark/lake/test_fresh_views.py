@@ -213,7 +213,7 @@ LONG = ("", "snapshot", "", "longer", "renamed", "", "snapshot", "rekeyed", "")
 @pytest.mark.parametrize(
     ("seed", "steps"),
     [
-        pytest.param(1, SHORT, id="short", marks=pytest.mark.one_of_these("views and layout")),
+        pytest.param(1, SHORT, id="short", marks=pytest.mark.one_of_these("views and layout", seconds=80)),
         *(pytest.param(seed, LONG, id=f"long-{seed}", marks=pytest.mark.soak) for seed in (1, 2, 3)),
     ],
 )
@@ -341,7 +341,7 @@ def columns_of_a_new_form_at_once(job: Job, space: Space) -> Story:
     assert [row["name"] for row in job.seen(before).values()] == ["a", "b"]
 
 
-@pytest.mark.one_of_these("views and layout")
+@pytest.mark.one_of_these("views and layout", seconds=50)
 def test_a_view_shows_what_sql_can_tell_of_all_that_has_been_read(job: Job) -> None:
     merged = iter(MERGED)
 
@@ -371,7 +371,7 @@ def _split(texts: str) -> list[str]:
 
 
 @pytest.mark.usefixtures("catalog")
-@pytest.mark.one_of_these("views and layout")
+@pytest.mark.one_of_these("views and layout", seconds=40)
 def test_a_catalog_has_a_view_of_each_space(spark: SparkSession, tmp_path: Path) -> None:
     job = Job(spark, tmp_path, FreshViews(LOCATION, SparkViews(spark)))
 

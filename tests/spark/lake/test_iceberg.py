@@ -172,7 +172,7 @@ def test_events_in_a_catalog(spark: SparkSession, a_schema: tuple[str, str], cap
     assert names == [str(table), f"{table}_control"]
 
 
-@pytest.mark.one_of_these("Iceberg")
+@pytest.mark.one_of_these("Iceberg", seconds=40)
 def test_current_in_a_catalog(spark: SparkSession, a_schema: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     """Each table has its name there, also those that the job keeps for itself, and readers need no more than a name."""
     topics, location = FakeTopics(spark), Location(schema=a_schema, prefix="shop", format=iceberg)
@@ -232,7 +232,7 @@ def test_current_in_a_catalog(spark: SparkSession, a_schema: tuple[str, str], ca
     assert balances(read_current(spark, users)) == balances(spark.sql(view)) == expected
 
 
-@pytest.mark.one_of_these("Iceberg")
+@pytest.mark.one_of_these("Iceberg", seconds=40)
 def test_history_audit_and_whole_events_in_a_catalog(
     spark: SparkSession, tmp_path: Path, a_schema: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

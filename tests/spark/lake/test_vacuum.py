@@ -39,7 +39,7 @@ def catalog(spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("catalog")
-@pytest.mark.one_of_these("views and layout")
+@pytest.mark.one_of_these("views and layout", seconds=50)
 def test_reads_that_began_before_vacuum_are_right_or_end_with_a_sentence(spark: SparkSession, tmp_path: Path) -> None:
     topics, path = FakeTopics(spark), f"file:{tmp_path}"
     users, changes = f"{path}/users", f"{path}/_changes"

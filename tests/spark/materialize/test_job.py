@@ -411,7 +411,7 @@ def test_a_snapshot_s_end_is_heeded_though_it_is_read_late_or_retention_has_take
     assert found[2:] == [(3, "c", None), (5, "c", None)]
 
 
-@pytest.mark.one_of_these("materialize")
+@pytest.mark.one_of_these("materialize", seconds=90)
 def test_rows_and_their_history_follow_a_space_to_another_key_and_back(spark: SparkSession, tmp_path: Path) -> None:
     """Though no event tells that a row has another key, and though the schema topic is compacted meanwhile."""
     topics, whole, history = FakeTopics(spark), tmp_path / "whole", str(tmp_path / "history")
