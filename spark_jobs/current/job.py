@@ -215,16 +215,15 @@ class CurrentSink(Sink):
         if self._seen is None and self._changes is not None and (batch := self._positions.last_batch()) is not None:
             # An earlier run may have been killed after this batch, before it merged all events.
             self._seen = evidence(self._lake, self._positions, batch, has_before=True)
-        if not self._is_merged:
-            self._step(self._seen, merges_all=True)
-        if (seq := self._merger.waiting_after()) is not None:
+        if not self._is_merged and (seq := self._step(self._seen, merges_all=True)) is not None:
             tell(_NOT_ALL_MERGED.format(seq=seq))
         return 0
 
-    def _step(self, seen: Evidence | None, *, merges_all: bool = False) -> None:
-        self._merger.step(seen, merges_all=merges_all)
+    def _step(self, seen: Evidence | None, *, merges_all: bool = False) -> int | None:
+        waiting_after = self._merger.step(seen, merges_all=merges_all)
         if self._views is not None:
             self._views.renew(self._lake, self._merger.tables())
+        return waiting_after
 
     def check(self) -> None:
         """See `Sink.check`. Without any batch, too, an earlier run may have left events to merge and views to renew."""

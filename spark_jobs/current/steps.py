@@ -12,7 +12,7 @@ from spark_jobs.lake.merger import Evidence
 class Steps:
     """Thread that runs the merger's steps: at the start, after each new batch, and at regular intervals."""
 
-    def __init__(self, step: Callable[[Evidence | None], None], interval_seconds: float) -> None:
+    def __init__(self, step: Callable[[Evidence | None], object], interval_seconds: float) -> None:
         """Run nothing yet. `interval_seconds` is the longest time between two steps."""
         self._step = step
         self._interval_seconds = interval_seconds

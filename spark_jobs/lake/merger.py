@@ -169,14 +169,11 @@ class Merger:
         """Return the tables of the spaces, by space."""
         return {space: known.table for space, known in self._spaces.items()}
 
-    def waiting_after(self) -> int | None:
-        """Return the watermark if later events wait for the rest of their transactions, else None."""
-        if self._seqs is None or self._behind.seqs(self._mark).last <= self._mark:
-            return None
-        return self._mark
+    def step(self, evidence: Evidence | None = None, *, merges_all: bool = False) -> int | None:
+        """Advance the watermark and merge the spaces that are due, or with `merges_all` all unmerged events. Raises JobError.
 
-    def step(self, evidence: Evidence | None = None, *, merges_all: bool = False) -> None:
-        """Advance the watermark and merge the spaces that are due, or with `merges_all` all unmerged events. Raises JobError."""
+        With `merges_all` it returns the watermark if later events have been seen, which wait for the rest of their transactions.
+        """
         try:
             self._step(evidence, merges_all=merges_all)
         except (PySparkException, Py4JError) as error:
@@ -185,6 +182,8 @@ class Merger:
             if known is None:
                 raise
             raise known from error
+        is_behind = merges_all and self._seqs is not None and self._behind.seqs(self._mark).last > self._mark
+        return self._mark if is_behind else None
 
     def _gone(self) -> JobError | None:
         """Return the error if the table of a space has been removed while the job ran."""
