@@ -1,19 +1,27 @@
 """Doubts about spaces that vshard doesn't shard, and whose rows go to topics that all shards of a fleet write.
 
-vshard shards the spaces with an index of a certain name, whose first part is the number of the row's bucket.
+vshard shards the spaces with an index of a certain name, whose first part is the number of the row's bucket. A replica set
+without `_bucket` isn't vshard's: whether two of its shards have equal keys only its users know.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from cdc.events.topics import BUCKETS as BUCKET_TOPIC
 from cdc.schema.forms import SpaceForm, StoredSpace
 from cdc.schema.sharding import BUCKETS, SHARD_INDEX, bucket_field
 from cdc.schema.tracker import SchemaTracker
 from cdc.stream.batches.options import PipelineOptions
+
+_ONE_ROW: Final = (
+    "equal keys of two shards are different rows, and replace each other in the topic that all shards write, so consumers lose "
+    "all but one"
+)
 
 
 class Doubt(NamedTuple):
@@ -38,17 +46,34 @@ def doubts(options: PipelineOptions, spaces: Iterable[StoredSpace]) -> list[Doub
     if not options.shards:
         return []
     routes, own = options.routes(), f"{options.formats.shard}."
+    names = [name for name in unsharded(spaces) if not routes.of(name).topic.startswith(own) and not routes.is_chosen(name)]
+    if not names:
+        return []
+    if not _has_buckets(spaces):
+        return [Doubt(_without_buckets(names), loses_rows=True)]
     return [
         Doubt(
-            f"the space {name!r} has no index {SHARD_INDEX!r}, so it isn't sharded: equal keys of two shards are different rows, "
-            "and replace each other in the topic that all shards write, so consumers lose all but one. Give it a topic of each "
-            f'shard ([[routing.rules]] with spaces = "{name}" and topic = "{{shard}}.{{space}}"), or leave it out '
-            '(spaces.exclude). If no two shards ever have the same key there, say so by such a rule with topic = "{space}"',
+            f"the space {name!r} has no index {SHARD_INDEX!r}, so it isn't sharded: {_ONE_ROW}. {_remedy([name])}",
             loses_rows=True,
         )
-        for name in unsharded(spaces)
-        if not routes.of(name).topic.startswith(own) and not routes.is_chosen(name)
+        for name in names
     ]
+
+
+def _without_buckets(names: list[str]) -> str:
+    listed = ", ".join(map(repr, names))
+    spaces, are = (f"the space {listed}", "isn't") if len(names) == 1 else (f"the spaces {listed}", "aren't")
+    return f"the replica set has no space {BUCKETS!r}, so {spaces} {are} sharded by vshard: {_ONE_ROW}. {_remedy(names)}"
+
+
+def _remedy(names: list[str]) -> str:
+    pattern = json.dumps("|".join(map(re.escape, names)), ensure_ascii=False)
+    it, them = ("it", "there") if len(names) == 1 else ("each", "in any of them")
+    return (
+        f"Give {it} a topic of each shard ([[routing.rules]] with spaces = {pattern} and topic = "
+        f'"{{shard}}.{{space}}"), or leave {"it" if len(names) == 1 else "them"} out (spaces.exclude). If no two shards ever '
+        f'have the same key {them}, say so by such a rule with topic = "{{space}}"'
+    )
 
 
 def doubts_about(options: PipelineOptions, schema: SchemaTracker, published: Iterable[SpaceForm]) -> list[Doubt]:
@@ -59,9 +84,15 @@ def doubts_about(options: PipelineOptions, schema: SchemaTracker, published: Ite
 
 
 def unsharded(spaces: Iterable[StoredSpace]) -> list[str]:
-    """Return the names of the published spaces that aren't sharded; none if vshard isn't in use."""
+    """Return the names of the published spaces that aren't sharded: all of them if vshard isn't in use."""
     spaces = list(spaces)
-    names = {space.space_id: str(space.space_row[2]) for space in spaces}
-    if BUCKETS not in names.values():
-        return []
-    return [names[space.space_id] for space in spaces if space.schema_version and bucket_field(space.index_rows.values()) is None]
+    has_buckets = _has_buckets(spaces)
+    return [
+        str(space.space_row[2])
+        for space in spaces
+        if space.schema_version and not (has_buckets and bucket_field(space.index_rows.values()) is not None)
+    ]
+
+
+def _has_buckets(spaces: Iterable[StoredSpace]) -> bool:
+    return any(space.space_row[2] == BUCKETS for space in spaces)

@@ -55,6 +55,23 @@ def test_a_rule_says_that_it_is_meant() -> None:
     assert len(doubts(options(routing_rules=(other, meant)), [BUCKETS, *OTHERS])) == 2
 
 
+def test_without_buckets_no_space_is_sharded() -> None:
+    """One sentence names them all, with a rule for all, whatever indexes they have."""
+    (found,) = doubts(options(), [*SHARDED, *OTHERS])
+    assert found.loses_rows
+    assert found.sentence.startswith(
+        "the replica set has no space '_bucket', so the spaces 'orders', 'users', 'marker', 'by_text'"
+    )
+    assert 'spaces = "orders|users|marker|by_text" and topic = "{shard}.{space}"' in found.sentence
+    (found,) = doubts(options(), [space(515, "a.b")])
+    assert "the space 'a.b' isn't sharded by vshard" in found.sentence
+    assert r'spaces = "a\\.b"' in found.sentence
+    meant = RoutingRuleSection(spaces=".*", topic="{space}")
+    assert doubts(options(routing_rules=(meant,)), [*SHARDED, *OTHERS]) == []
+    assert doubts(options(topic_template="s1.{space}"), OTHERS) == [], "each shard has a topic of its own"
+    assert doubts(pipelines.options(), OTHERS) == [], "no fleet"
+
+
 def test_moves_that_cannot_be_marked() -> None:
     apart = pipelines.options(formats=FormatOptions(shard="s1", marks_moves=True))
     (found,) = doubts(apart, [BUCKETS, *SHARDED])
@@ -65,6 +82,5 @@ def test_moves_that_cannot_be_marked() -> None:
 
 
 def test_where_there_is_nothing_to_doubt() -> None:
-    assert doubts(options(), OTHERS) == [], "vshard isn't in use"
     assert doubts(options(topic_template="s1.{space}"), [BUCKETS, *OTHERS]) == [], "each shard has a topic of its own"
     assert doubts(pipelines.options(), [BUCKETS, *OTHERS]) == [], "no fleet"
