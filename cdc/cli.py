@@ -204,7 +204,7 @@ def _load_and_log(options: argparse.Namespace) -> config.Config:
 
 
 def _log(settings: config.Config) -> None:
-    log.configure(settings.log.format, settings.log.level)
+    log.configure(settings.log.format, settings.log.level, name=settings.name)
     log.take_stderr()
     signals.prepare()
 

@@ -48,6 +48,13 @@ def refusal(folder: Path, *parts: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(("topics", "others"), [("shared", ["s1"]), ("per_shard", [])])
+def test_who_writes_a_topic(tmp_path: Path, topics: str, others: list[str]) -> None:
+    kafka = fleet(tmp_path, f'topics = "{topics}"').shard("s2").kafka
+    assert kafka.shards_of("shop.users") == ("s2", *others)
+    assert kafka.shards_of("shop.s2._users") == ("s2",), "a space of the shard alone"
+
+
 def test_a_daemon_for_each_shard(tmp_path: Path) -> None:
     found = fleet(tmp_path)
     assert (found.name, found.topics, list(found.shards)) == ("shop", "shared", ["s1", "s2"])

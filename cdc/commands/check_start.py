@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -35,7 +35,6 @@ from cdc.kafka import checkpoint_topic, topic_settings
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.foreign_topics import ForeignTopics
 from cdc.kafka.names import names_of
-from cdc.kafka.topic_admin import snapshot_remedy
 from cdc.kafka.topic_settings import Settings
 from cdc.ops import asking
 from cdc.ops.http import try_to_listen
@@ -48,6 +47,7 @@ from cdc.store.files import has_data, holding_process, in_use, is_denied, is_hel
 from cdc.store.store import StateStore
 from cdc.stream.commits.checkpoint import Checkpoint, fold
 from cdc.stream.commits.former_topics import spaces_by_topic
+from cdc.stream.commits.losses import snapshot_remedy
 from cdc.stream.commits.ownership import NameTakenError
 from cdc.stream.reports import patterns
 from cdc.stream.snapshots.choice import SnapshotChoice
@@ -433,7 +433,8 @@ def of_deleted_topics(config: Config, spaces: Sequence[str], existing: Collectio
     """Yield findings about deleted topics of this daemon, given the topics of the published spaces and the existing topics."""
     former = spaces_by_topic(stored, names_of(config.kafka))
     for loss in list(stored.losses.values())[:_LOSSES_SHOWN]:
-        yield Finding(loss.topic, f"{loss.sentence}. {loss.remedy}", is_failure=False, loses_rows=True)
+        own = replace(loss, shards=config.kafka.shards_of(loss.topic))
+        yield Finding(own.topic, f"{own.sentence}. {own.remedy}", is_failure=False, loses_rows=True)
     if (more := len(stored.losses) - _LOSSES_SHOWN) > 0:
         yield Finding("topics", f"so were {more} other topics, each with the same remedy", is_failure=False, loses_rows=True)
     for topic in spaces:
@@ -441,10 +442,11 @@ def of_deleted_topics(config: Config, spaces: Sequence[str], existing: Collectio
             continue
         if topic in former and topic not in existing:
             # A running daemon creates the topic with the first row that it writes there, and `snapshot` makes it write all rows.
+            remedy = snapshot_remedy(former[topic], config.kafka.shards_of(topic))
             when = "While the daemon runs" if config.kafka.create_topics else "Once it is there again and the daemon runs"
             yield Finding(
                 topic,
-                f"it was deleted, and what was published there is gone. {when}, {snapshot_remedy(former[topic])}",
+                f"it was deleted, and what was published there is gone. {when}, {remedy}",
                 is_failure=False,
                 loses_rows=True,
             )

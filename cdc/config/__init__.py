@@ -151,6 +151,10 @@ class KafkaSection(Section):
         """The replica set, if the daemon is one of a fleet's."""
         return self._shard
 
+    def shards_of(self, topic: str) -> tuple[str, ...]:
+        """Return the names of the fleet's shards that write a space's topic, this daemon's first; none without a fleet."""
+        return self._shard.writers_of(topic) if self._shard is not None else ()
+
     @property
     def control_prefix(self) -> str:
         """Prefix of the control topics, which only this daemon writes."""

@@ -33,6 +33,11 @@ class Shard:
         """Names of the shards that write the same topics, this one among them; none if each has topics of its own."""
         return self.siblings if self.shares_topics else ()
 
+    def writers_of(self, topic: str) -> tuple[str, ...]:
+        """Return the names of the shards that write a space's topic, this one first."""
+        others = () if topic.startswith(f"{self.prefix}.") else self.co_writers
+        return (self.name, *(name for name in others if name != self.name))
+
     @property
     def prefix(self) -> str:
         """Prefix of the topics that only this shard's daemon writes."""

@@ -12,11 +12,12 @@ from collections.abc import Collection, Iterator
 from cdc.config import Config
 from cdc.kafka.clients import Admin
 from cdc.kafka.names import names_of
-from cdc.kafka.topic_admin import cluster_id, snapshot_remedy
+from cdc.kafka.topic_admin import cluster_id
 from cdc.kafka.topic_ids import KnownIds, topic_ids
 from cdc.store import topics_file
 from cdc.stream.commits.checkpoint import Checkpoint
 from cdc.stream.commits.former_topics import spaces_by_topic
+from cdc.stream.commits.losses import snapshot_remedy
 
 
 def created_again(config: Config, stored: Checkpoint, admin: Admin, cluster: str | None) -> Iterator[tuple[str, str]]:
@@ -28,7 +29,7 @@ def created_again(config: Config, stored: Checkpoint, admin: Admin, cluster: str
             yield (
                 topic,
                 "it was deleted and created again since the daemon's last start or stop, and what was published there is "
-                f"gone. While the daemon runs, {snapshot_remedy(spaces[topic])}",
+                f"gone. While the daemon runs, {snapshot_remedy(spaces[topic], config.kafka.shards_of(topic))}",
             )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -41,6 +42,7 @@ class Losses:
     ) -> None:
         self.ids = ids or KnownIds()
         """The ids of the topics. They outlive the publisher."""
+        self._config = config
         self._clients = clients
         self._names = names_of(config)
         self._statistics = statistics
@@ -56,7 +58,7 @@ class Losses:
     def begin(self, stored: Checkpoint) -> None:
         """Take over what the checkpoint topic has, and note which topics somebody else has made again. Raises PublishAborted."""
         self._committed = Checkpoint(stored.position, dict(stored.spaces))
-        self._found = dict(stored.losses)
+        self._found = {topic: self._of_shards(loss) for topic, loss in stored.losses.items()}
         self.ids.begin(stored.writer)
         self._show()
         self._note_others(self._made_again(spaces_by_topic(self._committed, self._names)))
@@ -73,10 +75,16 @@ class Losses:
         """
         known = spaces_by_topic(self._committed, self._names)
         now_ms = time.time_ns() // 1_000_000
-        found = {topic: LostTopic(topic, tuple(known.get(topic, spaces)), self._seq, now_ms) for topic, spaces in lost.items()}
+        found = {
+            topic: self._of_shards(LostTopic(topic, tuple(known.get(topic, spaces)), self._seq, now_ms))
+            for topic, spaces in lost.items()
+        }
         self._before = {topic: self._found.get(topic) for topic in found}
         if found:
             self._write(found)
+
+    def _of_shards(self, loss: LostTopic) -> LostTopic:
+        return replace(loss, shards=self._config.shards_of(loss.topic))
 
     def withdraw(self, topics: Collection[str]) -> None:
         """Record that these of the topics that were noted last had only not been listed. Raises PublishAborted."""

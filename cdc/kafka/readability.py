@@ -27,7 +27,7 @@ from cdc.kafka.ends import Ends
 from cdc.kafka.errors import translate_kafka_errors
 from cdc.kafka.hanging import Place
 from cdc.kafka.readers_view import ReadersView
-from cdc.kafka.topic_admin import snapshot_remedy
+from cdc.stream.commits.losses import snapshot_remedy
 from cdc.stream.commits.unseen import UnseenCommits
 
 PAUSES_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
@@ -227,7 +227,7 @@ class Readability:
         return "; ".join(map(self.remedy_of, sorted({topic for topic, _ in partitions})))
 
     def _remedy_by_name(self, topic: str) -> str:
-        return snapshot_remedy([topic.removeprefix(f"{self._topic_prefix}.")])
+        return snapshot_remedy([topic.removeprefix(f"{self._topic_prefix}.")], ())
 
 
 def others_transaction(topic_prefix: str) -> ConnectionLostError:

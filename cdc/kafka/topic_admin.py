@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shlex
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,6 +23,7 @@ from cdc.kafka.foreign_topics import ForeignTopics
 from cdc.kafka.losses import Losses
 from cdc.kafka.names import claim_topic, names_of
 from cdc.kafka.topic_settings import COMPACTED, KEPT, UNLIMITED
+from cdc.stream.commits.losses import snapshot_remedy
 
 ADMIN_TIMEOUT_SECONDS: Final = 10.0
 CREATE_TIMEOUT_SECONDS: Final = 30.0
@@ -107,11 +107,6 @@ def refusal_by_name(admin: Admin, topic: str) -> KafkaError | None:
         refusal: KafkaError = error.args[0]
         return refusal
     return None
-
-
-def snapshot_remedy(spaces: Sequence[str]) -> str:
-    """Return the command that publishes the rows of some spaces again, for a topic that lost them."""
-    return f"`tarantool-cdc snapshot --config FILE {shlex.join(spaces)}` sends its rows again"
 
 
 PUT_BACK: Final = "A file of `tarantool-cdc position export` may spare that: put it back first, with `position set FILE`."
@@ -257,7 +252,8 @@ class TopicAdmin:
 
     def remedy(self, topic: str) -> str:
         """Return the command that publishes a topic's rows again: those of its spaces, as far as these are known."""
-        return snapshot_remedy(self._former.get(topic) or [topic.removeprefix(f"{self._config.topic_prefix}.")])
+        spaces = self._former.get(topic) or [topic.removeprefix(f"{self._config.topic_prefix}.")]
+        return snapshot_remedy(spaces, self._config.shards_of(topic))
 
     def _is_control(self, topic: str) -> bool:
         suffix = topic.removeprefix(f"{self._config.control_prefix}.")

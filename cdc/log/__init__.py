@@ -34,8 +34,11 @@ FLUSH_SECONDS: Final = 3.0
 _lines: LineQueue | None = None
 
 
-def configure(style: Literal["auto", "console", "json", "sentence"], level: str) -> None:
-    """Set up the program's log once. In the style `sentence`, lines look like the errors of a command."""
+def configure(style: Literal["auto", "console", "json", "sentence"], level: str, *, name: str | None = None) -> None:
+    """Set up the program's log once. In the style `sentence`, lines look like the errors of a command.
+
+    `name`: the daemon's, for lines of modules that don't know it: a fleet's daemons write one log together.
+    """
     global _lines  # noqa: PLW0603 - stderr, too, exists once per process
     is_terminal = os.isatty(STDERR)
     is_console = style == "console" or (style == "auto" and is_terminal)
@@ -47,6 +50,7 @@ def configure(style: Literal["auto", "console", "json", "sentence"], level: str)
     lines = _lines = LineQueue(_tell_loss, encoding=getattr(sys.stderr, "encoding", None) or "utf-8", errors=ESCAPE)
     structlog.configure(
         processors=[
+            *([_Named(name)] if name is not None else []),
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
@@ -135,6 +139,17 @@ def _sentence(_: object, __: str, about: MutableMapping[str, Any]) -> str:
 
 _UNSAID: Final = frozenset({"event", "name", "upstream", "level", "timestamp"})
 """Details that a command's user knows."""
+
+
+class _Named:
+    """Processor that adds the daemon's name to lines without one."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __call__(self, _: object, __: str, about: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        about.setdefault("name", self._name)
+        return about
 
 
 class _Logger:

@@ -293,8 +293,9 @@ def test_filters_of_the_first_snapshot() -> None:
     assert not list(of_filters(config(snapshot={"filters": {"us.*": "row.id > 1"}}), forms))
 
 
-def test_topics_that_were_deleted() -> None:
+def test_topics_that_were_deleted(tmp_path: Path) -> None:
     """Those that the checkpoint has as published, and no others: a new space's topic, say, was never there."""
+    shared = test_fleet_config.fleet(tmp_path).shard("s1")
     stored = Checkpoint(
         position=Position(VClock({1: 5}), 5, snapshot=SnapshotState(1, is_complete=True)),
         spaces={
@@ -311,6 +312,8 @@ def test_topics_that_were_deleted() -> None:
     own = config(kafka={"bootstrap_servers": "k:1", "topic_prefix": "shop", "create_topics": False})
     (said,) = map(str, of_deleted_topics(own, spaces, ["shop.schema"], stored))
     assert "gone. Once it is there again and the daemon runs, `tarantool-cdc snapshot" in said
+    (said,) = map(str, of_deleted_topics(shared, spaces, ["shop.s1.schema"], stored))
+    assert "snapshot --config FILE --shard s1 'us ers'` (and the same for each other shard: s2) sends its rows again" in said
     (said,) = map(str, of_deleted_topics(config(), spaces, ["shop.us_ers"], stored))
     assert said.startswith("shop.schema: warning: it was deleted, and without it consumers can't read rows")
     assert not list(of_deleted_topics(config(), ["shop.new"], [], Checkpoint()))
@@ -320,6 +323,8 @@ def test_topics_that_were_deleted() -> None:
         (finding,) = of_deleted_topics(config(), spaces, existing, stored)
         assert finding.loses_rows
         assert finding.sentence == f"{loss.sentence}. {loss.remedy}"
+    (finding,) = of_deleted_topics(shared, spaces, ["shop.s1.schema", "shop.us_ers"], stored)
+    assert "--shard s1 --acknowledge shop.us_ers` (and the same for each other shard: s2)" in finding.sentence
     stored.losses = {}
     stored.position = Position(VClock({1: 5}), 5, snapshot=SnapshotState(1, is_complete=False))
     assert not list(of_deleted_topics(config(), spaces, ["shop.schema"], stored)), "all rows come again"

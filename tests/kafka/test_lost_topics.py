@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
+from cdc.config.shard import Shard
 from cdc.errors import CdcError, PublishError
 from cdc.kafka import lost_topics, readers_view
 from cdc.kafka.errors import ProducerLostError
@@ -21,7 +22,8 @@ from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batches.batch import Batch, Broadcast
 from cdc.stream.batches.covered import Covered
-from cdc.stream.commits.checkpoint import Writer
+from cdc.stream.commits.checkpoint import Checkpoint, Writer
+from cdc.stream.commits.losses import LostTopic
 from cdc.stream.commits.publisher_statistics import PublisherStatistics
 from tests.fakes.kafka import Cluster, clients
 from tests.kafka.test_publisher import MODES, Mode, config_of, row, wait
@@ -236,6 +238,20 @@ def test_a_look_that_misses_a_topic_once_says_nothing(published: Cluster) -> Non
         assert not statistics.losses
     losses.look([])
     assert len(statistics.losses) == 1
+
+
+def test_a_loss_knows_the_shards_whose_daemons_write_there(published: Cluster) -> None:
+    """Whether it is noticed now, or was before this start: the remedy is typed for each of them."""
+    shard = Shard("s1", "shop", "shop", ("s1", "s2"), shares_topics=True)
+    config, statistics = config_of("exactly_once").of_shard(shard), PublisherStatistics()
+    losses = Losses(config, clients(published), statistics)
+    before = LostTopic("shop.before", ("before",), 1, 0)
+    losses.begin(Checkpoint(losses={"shop.before": before}))
+    losses.note({"shop.things": ["things"]})
+    assert [(loss.topic, loss.shards) for loss in statistics.losses] == [
+        ("shop.before", ("s1", "s2")),
+        ("shop.things", ("s1", "s2")),
+    ]
 
 
 def test_one_without_rows_is_not_missed_while_its_first_snapshot_runs(published: Cluster) -> None:

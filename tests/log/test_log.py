@@ -46,6 +46,16 @@ def written(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in capfd.readouterr().err.splitlines()]
 
 
+@pytest.mark.usefixtures("_as_before")
+def test_each_line_has_the_daemons_name(capfd: pytest.CaptureFixture[str]) -> None:
+    """A fleet's daemons write one log. A line that names another keeps that."""
+    log.configure("json", "info", name="shop.s1")
+    structlog.get_logger().warning("a topic was deleted")
+    log.LIBRARY.warning("a broker is away")
+    structlog.get_logger().warning("it has ended", name="shop")
+    assert [line["name"] for line in written(capfd)] == ["shop.s1", "shop.s1", "shop"]
+
+
 @pytest.mark.parametrize("style", ["json", "console"])
 def test_the_error_that_ends_the_daemon(tmp_path: Path, style: str) -> None:
     """A port that is taken, say: the last line of the log, in the log's format."""
@@ -61,7 +71,7 @@ def test_the_error_that_ends_the_daemon(tmp_path: Path, style: str) -> None:
     assert last.startswith("tarantool-cdc: ") == (style == "console")
     if style == "json":
         lines = [json.loads(line) for line in run.stderr.splitlines()]
-        assert (lines[-1]["level"], set(lines[-1])) == ("error", {"event", "level", "timestamp"})
+        assert (lines[-1]["level"], set(lines[-1])) == ("error", {"event", "level", "name", "timestamp"})
         last = lines[-1]["event"]
     assert "http.listen" in last
 

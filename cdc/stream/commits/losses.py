@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,6 +28,7 @@ class LostTopic:
     - `seq`: the last one that was committed before the loss was noticed.
     - `noticed_ts_ms`: when that was, in milliseconds since the epoch.
     - `shown`: those of the spaces whose rows have all been published since.
+    - `shards`: the fleet's shards that write the topic, this daemon's first; empty without a fleet. Not part of the record.
     """
 
     topic: str
@@ -35,6 +36,7 @@ class LostTopic:
     seq: int
     noticed_ts_ms: int
     shown: frozenset[str] = frozenset()
+    shards: tuple[str, ...] = field(default=(), compare=False)
 
     def after(self, covered: Covered) -> LostTopic | None:
         """Return what is left of the loss after this; None if nothing is."""
@@ -65,9 +67,9 @@ class LostTopic:
     def remedy(self) -> str:
         """What an operator can do."""
         return (
-            f"`tarantool-cdc snapshot --config FILE {shlex.join(self.left)}` publishes the rows again, and ends this message; "
-            'without images, a start with snapshot.mode = "always" does. If no consumer needs them: `tarantool-cdc topics '
-            f"--config FILE --acknowledge {shlex.quote(self.topic)}`."
+            f"{_command('snapshot', self.left, self.shards)} publishes the rows again, and ends this message; "
+            'without images, a start with snapshot.mode = "always" does. If no consumer needs them: '
+            f"{_command('topics', ['--acknowledge', self.topic], self.shards)}."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -84,6 +86,18 @@ class LostTopic:
     def from_json(cls, value: Mapping[str, Any]) -> LostTopic:
         """Read a record's value. Raises KeyError, TypeError or ValueError for another one."""
         return cls(value["lost_topic"], tuple(value["spaces"]), value["seq"], value["noticed_ts_ms"], frozenset(value["shown"]))
+
+
+def snapshot_remedy(spaces: Sequence[str], shards: Sequence[str]) -> str:
+    """Return the command that publishes the rows of some spaces again, for a topic that lost them and that these shards write."""
+    return f"{_command('snapshot', spaces, shards)} sends its rows again"
+
+
+def _command(name: str, arguments: Sequence[str], shards: Sequence[str]) -> str:
+    """Return a command as it is typed for the first of these shards, and that the others need it, too."""
+    shard = ["--shard", shards[0]] if shards else []
+    others = f" (and the same for each other shard: {', '.join(shards[1:])})" if len(shards) > 1 else ""
+    return f"`tarantool-cdc {name} --config FILE {shlex.join([*shard, *arguments])}`{others}"
 
 
 def after_all(found: Mapping[str, LostTopic], covered: Iterable[Covered]) -> dict[str, LostTopic | None]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from cdc.errors import ConfigurationError
 from cdc.stream.batches.covered import Covered
 from cdc.stream.commits.checkpoint import Checkpoint, fold, loss_record
-from cdc.stream.commits.losses import LostTopic, after_all, sentence_of
+from cdc.stream.commits.losses import LostTopic, after_all, sentence_of, snapshot_remedy
 
 USERS = LostTopic("shop.users", ("users",), seq=10, noticed_ts_ms=1_700_000_000_000)
 SHARED = LostTopic("shop.people", ("guests", "users"), seq=10, noticed_ts_ms=1_700_000_000_000)
@@ -68,3 +69,19 @@ def test_operators_read_what_is_lost_and_what_to_do() -> None:
     assert sentence_of([]) is None
     assert (sentence_of([USERS, SHARED]) or "").endswith("; so was 1 other topic")
     assert (sentence_of([USERS] * 3) or "").endswith("; so were 2 other topics")
+
+
+def test_the_commands_about_a_fleets_topic_name_the_shard() -> None:
+    """They are refused without one. Each shard's daemon has rows of its own in a shared topic, and a loss to be acknowledged."""
+    alone = replace(USERS, shards=("s1",))
+    assert "`tarantool-cdc snapshot --config FILE --shard s1 users` publishes the rows again" in alone.remedy
+    assert alone.remedy.endswith("`tarantool-cdc topics --config FILE --shard s1 --acknowledge shop.users`.")
+    shared = replace(USERS, shards=("s1", "s2", "s3"))
+    others = "(and the same for each other shard: s2, s3)"
+    assert f"`tarantool-cdc snapshot --config FILE --shard s1 users` {others} publishes the rows again" in shared.remedy
+    assert shared.remedy.endswith(f"--shard s1 --acknowledge shop.users` {others}.")
+    assert snapshot_remedy(["us ers"], ("s1",)) == (
+        "`tarantool-cdc snapshot --config FILE --shard s1 'us ers'` sends its rows again"
+    )
+    assert "shards" not in shared.to_json()
+    assert shared == USERS
