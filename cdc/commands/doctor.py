@@ -22,6 +22,7 @@ from cdc.config import Config
 from cdc.daemon.http_settings import access_of
 from cdc.errors import CdcError, RequestError
 from cdc.ops.asking import SilentError, ask
+from cdc.ops.troubles import REFUSED_REMEDY
 
 _HEADINGS: Final = {
     Harm.LOSS: "rows are lost, or may be",
@@ -42,15 +43,18 @@ def doctor(config: Config, say: Say, *, file: Path | None = None, as_json: bool 
     shown, refusal = _shown_by_daemon(config)
     is_running = shown is not None or refusal is not None or found.runs_already
     is_silent = found.is_silent or isinstance(refusal, SilentError)
-    advice = [*_of_absence(config, found, is_running=is_running or is_silent)]
-    advice += _of_findings(found, is_running=is_running)
+    advice = [*_of_findings(found, is_running=is_running)]
+    advice += _of_absence(config, found, advice, is_running=is_running or is_silent)
     if isinstance(refusal, SilentError):
         if not found.is_silent:
             advice.append(Advice(Harm.STOP, "http.listen", refusal.message, refusal.hint))
     elif refusal is not None:
         advice.append(Advice(Harm.NOTE, "http.listen", f"what the daemon shows isn't known: {refusal.message}", refusal.hint))
     told = list(advice)
-    advice += [each for each in _of_daemon(shown) if not any(_says(former, each) for former in told)]
+    for each in _of_daemon(shown):
+        if not any(_says(former, each) for former in told):
+            # The daemon's own words have the consequence and the remedy, too.
+            advice = [*(former for former in advice if former.sentence not in each.sentence), each]
     advice += doctor_looks.all_looks(config, found, shown)
     advice += doctor_looks.of_file(file) if file is not None else ()
     advice = list(dict.fromkeys(sorted(advice, key=lambda each: each.harm)))
@@ -85,27 +89,29 @@ def readable(name: str, advice: Iterable[Advice], *, is_running: bool, is_silent
 def _says(former: Advice, advice: Advice) -> bool:
     """Return whether one sentence is in the other, and the former isn't listed as less harmful.
 
-    A finding of `check` has its remedy within its sentence, so it may be the longer one.
+    A finding of `check` has its remedy within its sentence, so it may be the longer one. If it is the shorter one, the daemon's
+    words have to add nothing: neither harm nor a remedy.
     """
     if former.sentence in advice.sentence:
-        return True
+        return former.harm < advice.harm or (former.harm is advice.harm and not advice.remedy)
     return former.harm <= advice.harm and advice.sentence in former.sentence
 
 
-def _of_absence(config: Config, found: Examination, *, is_running: bool) -> Iterator[Advice]:
-    """Yield advice about a daemon that has published and doesn't run, first of all that stops it."""
+def _of_absence(config: Config, found: Examination, others: Iterable[Advice], *, is_running: bool) -> Iterator[Advice]:
+    """Yield advice about a daemon that has published and doesn't run. What of the other advice stops it comes first."""
     if is_running or found.stored.position is None:
         return
     # A finding says that another process publishes under the name; one of a standby counts as good news there.
-    others = next((finding.sentence for finding in found.findings if finding.key == "name"), None)
-    if others is None:
+    holder = next((finding.sentence for finding in found.findings if finding.key == "name"), None)
+    if holder is None:
         sentence = "it doesn't run, so nothing is published since its checkpoint; nothing is lost while a member keeps the logs"
-        yield Advice(
-            Harm.STOP, config.name, sentence, "start it (`tarantool-cdc run`, or its service); its log says why it ended"
-        )
+        start = "start it (`tarantool-cdc run`, or its service)"
+        is_refused = any(advice.harm is Harm.STOP for advice in others)
+        remedy = f"after what is said above, {start}" if is_refused else f"{start}; its log says why it ended"
+        yield Advice(Harm.STOP, config.name, sentence, remedy)
     elif config.standby:
         sentence = (
-            f"it doesn't run on this machine: {others.removesuffix(': this one would be its standby')}, without this standby"
+            f"it doesn't run on this machine: {holder.removesuffix(': this one would be its standby')}, without this standby"
         )
         yield Advice(
             Harm.STOP,
@@ -118,7 +124,8 @@ def _of_absence(config: Config, found: Examination, *, is_running: bool) -> Iter
 def _of_findings(found: Examination, *, is_running: bool) -> Iterator[Advice]:
     # Where another member can be followed, one that can't does no harm yet.
     can_follow = any(member.contents is not None for member in found.members)
-    members = {member.candidate.answer.address for member in found.members if can_follow}
+    addresses = {member.candidate.answer.address for member in found.members}
+    members = addresses if can_follow else set()
     for finding in found.findings:
         if finding.is_well:
             continue
@@ -130,6 +137,10 @@ def _of_findings(found: Examination, *, is_running: bool) -> Iterator[Advice]:
             # What stops a start doesn't concern a daemon that has started.
             harm = Harm.WAIT if finding.may_heal else Harm.STOP
             is_past = harm is Harm.STOP and is_running and not finding.is_silence
+            if is_past and finding.key in addresses - members:
+                # Without a member to follow, the running daemon ends with its connection.
+                yield Advice(Harm.STOP, finding.key, finding.sentence, REFUSED_REMEDY)
+                continue
             harm = Harm.SOON if finding.key in members or is_past else harm
         yield Advice(harm, finding.key, finding.sentence)
 

@@ -67,6 +67,11 @@ _MEMBER_REMEDIES: Final = {
     Standing.UNREACHABLE.value: "Start it, or take it out of source.uris. Until then it couldn't take the followed one's place."
 }
 """What to do about a member whose error doesn't say it."""
+REFUSED_REMEDY: Final = (
+    "Mend it before the connection breaks: the user, its rights, and its password (source.password_file is read at each "
+    "connection; a new one in source.uris needs a restart). The open connection goes on, and the next reconnect ends the daemon "
+    "unless another member can be followed."
+)
 _BAD_STANDINGS: Final = {each.value for each in (Standing.UNREACHABLE, Standing.REFUSED, Standing.GAP, Standing.LOADING)}
 
 
@@ -217,8 +222,7 @@ def _of_member(upstream: Upstream) -> Iterator[Trouble]:
             "source",
             False,
             f"{upstream.address} would refuse a new connection, so the next reconnect may end the daemon: {upstream.error}",
-            "Mend it before the connection breaks: the user, its rights, and its password (source.password_file is read at each "
-            "connection; a new one in source.uris needs a restart).",
+            REFUSED_REMEDY,
             is_urgent=True,
         )
     elif upstream.state in _BAD_STANDINGS:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from cdc.daemon.start import supposed_before
 from cdc.errors import CdcError, ConfigurationError, RequestError
 from cdc.kafka.topic_settings import Setting
 from cdc.ops.asking import SilentError
+from cdc.ops.troubles import REFUSED_REMEDY
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
@@ -183,13 +185,14 @@ def advised(
     *,
     refusal: CdcError | None = None,
     stored: Checkpoint | None = None,
+    members: Sequence[Examined] = (),
     **how: Any,
 ) -> tuple[bool, list[str]]:
     def examine(_: Config, tell: Any) -> Examination:
         for finding in findings:
             tell(finding)
         tell("a fact")
-        return Examination(findings=findings, stored=stored or Checkpoint())
+        return Examination(findings=findings, stored=stored or Checkpoint(), members=list(members))
 
     def ask(*_: Any, **__: Any) -> dict[str, Any]:
         if page is None:
@@ -263,6 +266,40 @@ def test_what_ends_the_daemon_at_its_next_reconnect(monkeypatch: pytest.MonkeyPa
     is_well, lines = advised(monkeypatch, config(tmp_path), [], page)
     assert not is_well
     assert lines[0] == "shop: the daemon runs; 1 to change now, 0 to know"
+
+
+def test_the_followed_member_that_would_refuse_the_daemon(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Told once, as to be changed now, whether the daemon has noticed it or only `check`: the next reconnect ends the daemon."""
+    denied = Finding("a:3301", "the password isn't the user's")
+    member = Examined(Candidate(Answer("a:3301")), stops_run=True)
+    noticed = shown()
+    noticed["troubles"] = [
+        {
+            "place": "source",
+            "is_holding_up": False,
+            "is_urgent": True,
+            "sentence": "a:3301 would refuse a new connection: the password isn't the user's",
+            "remedy": REFUSED_REMEDY,
+        }
+    ]
+    for page in (noticed, shown()):
+        is_well, lines = advised(monkeypatch, config(tmp_path), [denied], page, members=[member])
+        assert not is_well
+        assert lines[0] == "shop: the daemon runs; 1 to change now, 0 to know"
+        assert "the password isn't the user's" in lines[3]
+        assert lines[4] == f"     Change: {REFUSED_REMEDY}"
+    other = Examined(Candidate(Answer("b:3301")), Contents())
+    is_well, _ = advised(monkeypatch, config(tmp_path), [denied], shown(), members=[member, other])
+    assert is_well, "the other one would be followed"
+
+
+def test_the_cause_comes_before_the_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran = Checkpoint(position=Position(VClock({1: 90})))
+    denied = Finding("a:3301", "the password isn't the user's")
+    _, lines = advised(monkeypatch, config(tmp_path), [denied], None, stored=ran)
+    assert lines[3] == "  1. a:3301: the password isn't the user's"
+    assert lines[4].startswith("  2. shop: it doesn't run")
+    assert lines[5] == "     Change: after what is said above, start it (`tarantool-cdc run`, or its service)"
 
 
 def test_a_trouble_that_check_finds_too_is_told_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
