@@ -103,7 +103,7 @@ def examine(config: Config, tell: Tell) -> Examination:
     if config.standby:
         standby.attempt(lambda: check_possible(config), None)
     kafka = _Check(say, "kafka")
-    stored, existing, witnesses = kafka.attempt(lambda: _read_checkpoint(config), (Checkpoint(), {}, Witnesses()))
+    stored, existing, witnesses = kafka.attempt(lambda: _read_checkpoint(config), (Checkpoint(), None, Witnesses()))
     position = stored.position
     findings: list[Finding] = []
     in_store, of_store = check_start.of_store(config)
@@ -126,7 +126,7 @@ def examine(config: Config, tell: Tell) -> Examination:
     found = [examine_member(config, member, stored, known, say, is_first=is_first) for member in config.source.members()]
     schema = next((member.contents.schema for member in found if member.contents is not None), None)
     if schema is not None:
-        findings += _published(config, schema, existing if kafka.is_good else None, stored, say)
+        findings += _published(config, schema, existing, stored, say, is_ours=keys.isdisjoint({"kafka.topic_prefix"}))
         spaces = [(form.space_id, form.name) for form in schema.forms() if form.is_replicated]
         findings += check_start.of_patterns(config, spaces)
         called = next(member.contents.replicaset_name for member in found if member.contents is not None)
@@ -147,7 +147,7 @@ def examine(config: Config, tell: Tell) -> Examination:
         if finding.is_failure:
             failures.append(Remedy.WAIT if finding.may_heal else Remedy.OPERATOR)
     result.failures, result.stored, result.known, result.members = failures, stored, known, found
-    result.existing = existing if kafka.is_good else None
+    result.existing = existing
     result.runs_already = check_start.runs_already(config, stored) or check_start.is_its_standby(config, stored)
     return result
 
@@ -223,7 +223,13 @@ def _read_checkpoint(config: Config) -> tuple[Checkpoint, dict[str, int], Witnes
 
 
 def _published(
-    config: Config, schema: SchemaTracker, existing: dict[str, int] | None, stored: Checkpoint, say: Tell
+    config: Config,
+    schema: SchemaTracker,
+    existing: dict[str, int] | None,
+    stored: Checkpoint,
+    say: Tell,
+    *,
+    is_ours: bool = True,
 ) -> Iterator[Finding]:
     """Report a line for each published space.
 
@@ -274,7 +280,7 @@ def _published(
         yield from check_start.of_limits(config, topic_settings.read(admin, [topic for topic in wanted if topic in existing]))
         yield from check_start.of_missing_topics(config, wanted, existing)
         yield from check_start.of_signal_topic(config, existing)
-        yield from check_start.of_deleted_topics(config, wanted, existing, stored)
+        yield from check_start.of_deleted_topics(config, wanted, existing, stored, is_ours=is_ours)
 
 
 def _published_space(form: SpaceForm, topic: str, existing: dict[str, int] | None, *, creates: bool) -> str:

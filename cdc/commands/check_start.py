@@ -429,8 +429,15 @@ def of_signal_topic(config: Config, existing: Mapping[str, int]) -> Iterator[Fin
         )
 
 
-def of_deleted_topics(config: Config, spaces: Sequence[str], existing: Collection[str], stored: Checkpoint) -> Iterator[Finding]:
-    """Yield findings about deleted topics of this daemon, given the topics of the published spaces and the existing topics."""
+def of_deleted_topics(
+    config: Config, spaces: Sequence[str], existing: Collection[str], stored: Checkpoint, *, is_ours: bool = True
+) -> Iterator[Finding]:
+    """Yield findings about deleted topics of this daemon, given the topics of the published spaces and the existing topics.
+
+    If the prefix isn't this daemon's (`is_ours`), its topics of these names have never been there: fleet.topics was changed, say.
+    """
+    if not is_ours:
+        return
     former = spaces_by_topic(stored, names_of(config.kafka))
     for loss in list(stored.losses.values())[:_LOSSES_SHOWN]:
         own = replace(loss, shards=config.kafka.shards_of(loss.topic))

@@ -309,6 +309,8 @@ def test_topics_that_were_deleted(tmp_path: Path) -> None:
         "shop.us_ers: warning: it was deleted, and what was published there is gone. While the daemon runs, "
         "`tarantool-cdc snapshot --config FILE 'us ers'` sends its rows again"
     ]
+    other = of_deleted_topics(shared, spaces, [], stored, is_ours=False)
+    assert not list(other), "with another fleet.topics, they have never been there"
     own = config(kafka={"bootstrap_servers": "k:1", "topic_prefix": "shop", "create_topics": False})
     (said,) = map(str, of_deleted_topics(own, spaces, ["shop.schema"], stored))
     assert "gone. Once it is there again and the daemon runs, `tarantool-cdc snapshot" in said
