@@ -80,7 +80,9 @@ def check(config: Config, say: Say) -> bool:
         loses_rows = count == sum(finding.is_failure and finding.loses_rows for finding in found.findings)
         stops = "stop" if Remedy.OPERATOR in found.failures else "wait until that is over"
         outcome = "start, and consumers would lose rows" if loses_rows else stops
-        say(f"run would {outcome}: {count} failure{'s' if count > 1 else ''}")
+        is_of_running = count == sum(finding.is_of_running for finding in found.findings)
+        would = "the daemon runs" if is_of_running else f"run would {outcome}"
+        say(f"{would}: {count} failure{'s' if count > 1 else ''}")
     else:
         say("the daemon runs" if found.runs_already else "run would start")
     return not count

@@ -38,12 +38,22 @@ from cdc.kafka.names import names_of
 from cdc.kafka.topic_settings import Settings
 from cdc.ops import asking
 from cdc.ops.http import try_to_listen
+from cdc.ops.troubles import STORE_REMEDY, STORE_REMOVED
 from cdc.positions.position import Position
 from cdc.protocol.ballot import Ballot
 from cdc.registry.questions import Questions, RegistryRefusal
 from cdc.schema.forms import SpaceForm
 from cdc.store import numbers_file
-from cdc.store.files import has_data, holding_process, in_use, is_denied, is_held_by_daemon, is_locked, translate_denials
+from cdc.store.files import (
+    has_data,
+    holding_process,
+    in_use,
+    is_denied,
+    is_held_by_daemon,
+    is_locked,
+    is_there,
+    translate_denials,
+)
 from cdc.store.store import StateStore
 from cdc.stream.commits.checkpoint import Checkpoint, fold
 from cdc.stream.commits.former_topics import spaces_by_topic
@@ -75,6 +85,8 @@ class Finding:
     """Whether rows were lost, or will be, for consumers or for the daemon."""
     is_silence: bool = False
     """Whether the failure is that of a daemon that runs, and is frozen or stuck."""
+    is_of_running: bool = False
+    """Whether the failure is that of a daemon that runs, and publishes."""
 
     def __str__(self) -> str:
         mark = "" if self.is_well else "FAILED: " if self.is_failure else "warning: "
@@ -92,6 +104,9 @@ def of_kafka(config: Config, stored: Checkpoint, store: Position | None = None) 
         yield from _failure(
             checkpoint_topic.name_of(config.kafka.control_prefix), lambda: admission.check_position(config, stored, store)
         )
+    if has_lost_store(config):
+        yield Finding("state.path", f"{STORE_REMOVED}. {STORE_REMEDY}", is_of_running=True)
+        return
     if runs_already(config, stored):
         silent = silence.of_running(config, stored)
         if silent is not None:
@@ -221,6 +236,8 @@ def of_cluster(config: Config, stored: Checkpoint, admin: Admin, cluster: str | 
 def runs_already(config: Config, stored: Checkpoint) -> bool:
     """Return whether the daemon of this configuration is running: under its name, and in its state directory."""
     directory, sign = admission.store_path(config), stored.signs.get(config.name)
+    if has_lost_store(config):
+        return True
     # Only the daemon's own user can see who holds the directory.
     is_hidden = is_denied(directory)
     if not is_hidden and not is_held_by_daemon(directory, config.name):
@@ -228,6 +245,19 @@ def runs_already(config: Config, stored: Checkpoint) -> bool:
     if is_hidden or sign is None:  # without a sign, the daemon has just started, or its checkpoint was deleted
         return config.http.address is not None and asking.name_at(config.http.address, access_of(config)) == config.name
     return sign.writer in StateDirectoryLock.writers_in(directory)[-1:]
+
+
+def has_lost_store(config: Config) -> bool:
+    """Return whether the daemon of this configuration is running, and says that its store's files were removed."""
+    if config.http.address is None:
+        return False
+    with contextlib.suppress(CdcError):  # StateError, too: what is denied is there
+        if is_there(admission.store_path(config)):
+            return False
+        shown = asking.ask(config.name, config.http.address, "/status", access=access_of(config))
+        # A daemon of an older version doesn't report it.
+        return bool((shown.get("store") or {}).get("is_removed"))
+    return False
 
 
 def is_its_standby(config: Config, stored: Checkpoint) -> bool:
@@ -361,6 +391,8 @@ def _check_store(config: Config, stored: Checkpoint, *, is_running: bool) -> Non
     try:
         admission.check_store(config, stored)
     except StateMissingError as error:
+        if has_lost_store(config):
+            return  # which is told of the daemon
         if is_running and config.standby:
             return  # a standby fills a store of its own
         if is_running:

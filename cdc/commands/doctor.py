@@ -136,7 +136,7 @@ def _of_findings(found: Examination, *, is_running: bool) -> Iterator[Advice]:
         else:
             # What stops a start doesn't concern a daemon that has started.
             harm = Harm.WAIT if finding.may_heal else Harm.STOP
-            is_past = harm is Harm.STOP and is_running and not finding.is_silence
+            is_past = harm is Harm.STOP and is_running and not (finding.is_silence or finding.is_of_running)
             if is_past and finding.key in addresses - members:
                 # Without a member to follow, the running daemon ends with its connection.
                 yield Advice(Harm.STOP, finding.key, finding.sentence, REFUSED_REMEDY)

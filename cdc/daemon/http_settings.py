@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from cdc.config import Config
 from cdc.config.http import HttpSection
 from cdc.errors import ConfigurationError
@@ -26,7 +28,10 @@ def new_server(config: Config, view: View) -> StatusServer | None:
 
 def access_of(config: Config) -> Access:
     """Return with what a command asks the daemon of this configuration."""
-    return Access(token_for(tokens_of(config)), config.http.tls_certificate)
+    source = tokens_of(config)
+    is_own = source.token is None and source.file is None
+    missing = source.own_file if is_own and not os.path.lexists(source.own_file) else None
+    return Access(token_for(source), config.http.tls_certificate, missing)
 
 
 def tokens_of(config: Config) -> TokenSource:

@@ -32,10 +32,12 @@ class SilentError(ConfigurationError):
 
 
 class Access(NamedTuple):
-    """How a daemon is asked: the token to show, and the certificate of its listener if that has TLS."""
+    """How a daemon is asked: the token to show, the certificate of its listener if that has TLS, and the file of the token, if
+    that isn't there."""
 
     token: str | None = None
     certificate: Path | None = None
+    missing_file: Path | None = None
 
 
 PLAIN: Final = Access()
@@ -72,7 +74,8 @@ def ask(
         with error:
             if error.code in _DENIED:
                 raise RequestError(
-                    f"{host}:{port} refuses: {_text(error.read(), 'error') or 'this token has no right to that'}", _DENIED_HINT
+                    f"{host}:{port} refuses: {_text(error.read(), 'error') or 'this token has no right to that'}",
+                    _without_token(access.missing_file) if access.missing_file is not None else _DENIED_HINT,
                 ) from error
             answer = error.read()
             said = _text(answer, "error") or f"{host}:{port} answers {error.code} to {path}"
@@ -100,6 +103,13 @@ def ask(
         raise ConfigurationError(
             f"no daemon answers at {host}:{port}: {refusal}", "Start it with `tarantool-cdc run`, or correct http.listen."
         ) from error
+
+
+def _without_token(file: Path) -> str:
+    return (
+        f"The daemon's token isn't there any more, or never was: {file} is missing. The daemon writes it when it starts; if its "
+        f"folder was deleted, it went with that. {_DENIED_HINT}"
+    )
 
 
 def _shard_of(status: dict[str, Any], name: str) -> str | None:

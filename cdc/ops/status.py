@@ -293,6 +293,7 @@ class Status:
                 "rows": self.state_rows,
                 "bytes": self.state_bytes,
                 "doubtful_keys": self.doubtful_key_count,
+                "is_removed": self.is_store_removed,
             },
             "vinyl_upserts": self.merging_upsert_count,
             "snapshot_request": self.requests.to_json() if self.requests is not None else None,

@@ -49,7 +49,10 @@ _REGISTRY_REMEDIES: Final = {
     "schema is registered, if all readers can take it.",
     "refused": "The message has the registry's own words.",
 }
-_STORE_REMEDY: Final = (
+STORE_REMOVED: Final = (
+    "The state store's files were removed. The daemon goes on with what it has open, which is lost once it stops"
+)
+STORE_REMEDY: Final = (
     "Choose when to stop it: the next start needs --rebuild-state, and publishes all rows again, as `r`. A standby that is ready "
     "has a store of its own and needs no such start."
 )
@@ -177,8 +180,7 @@ def _of_quorum(status: Status) -> Iterator[Trouble]:
 
 def _of_store(status: Status) -> Iterator[Trouble]:
     if status.is_store_removed:
-        sentence = "The state store's files were removed. The daemon goes on with what it has open, which is lost once it stops"
-        yield Trouble("store", "store", False, sentence, _STORE_REMEDY, is_urgent=True)
+        yield Trouble("store", "store", False, STORE_REMOVED, STORE_REMEDY, is_urgent=True)
 
 
 def _of_buckets(status: Status) -> Iterator[Trouble]:

@@ -149,6 +149,7 @@ def test_a_missing_salt_is_said_before_anything_connects() -> None:
         ([Finding("fleet.topics", "equal keys", loses_rows=True)], "run would start, and consumers would lose rows: 1 failure"),
         ([Finding("a", "b", loses_rows=True), Finding("spaces", "none")], "run would stop: 2 failures"),
         ([Finding("name", "it is frozen", is_silence=True)], "the daemon runs, and stands still: 1 failure"),
+        ([Finding("state.path", "it was removed", is_of_running=True)], "the daemon runs: 1 failure"),
         ([Finding("topics", "one is gone", is_failure=False, loses_rows=True)], "run would start"),
     ],
 )

@@ -38,6 +38,7 @@ from cdc.events.columns import ColumnRules
 from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.topic_settings import Setting
 from cdc.ops import asking
+from cdc.ops.troubles import STORE_REMEDY, STORE_REMOVED
 from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
@@ -218,6 +219,24 @@ def test_a_standby_that_runs_is_this_one(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr(asking, "_status_at", lambda *_: {"name": "shop", "process_id": 8, "standby": None})
         assert "state.path" in [each.key for each in of_kafka(own, stored) if each.is_failure]
     store.close()
+
+
+def test_a_daemon_whose_store_was_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its own words are all that is told: it holds no folder any more, and seems another daemon of the name."""
+    own = config(state={"path": str(tmp_path)}, http={"listen": "127.0.0.1:1"})
+    stored = Checkpoint(Position(), writer="writer-1", transactional_id="shop")
+    fold("shop", *sign_record("shop", Sign("writer-1", "vm", 42, time.time_ns() // 1_000_000)), stored)
+    status = {"name": "shop", "process_id": 42, "store": {"is_removed": True}}
+    monkeypatch.setattr(asking, "_status_at", lambda *_: status)
+    monkeypatch.setattr(asking, "_get", lambda *_: status)
+    found = [each for each in of_kafka(own, stored) if each.key != "shop.checkpoint"]
+    found += of_state_path(own, stored, is_running=True)
+    assert [(each.key, each.sentence) for each in found if each.is_failure] == [
+        ("state.path", f"{STORE_REMOVED}. {STORE_REMEDY}"),
+    ]
+    assert runs_already(own, stored)
+    status["store"] = {"is_removed": False}
+    assert not runs_already(own, stored), "it has its store elsewhere"
 
 
 def test_a_store_that_verify_has_is_no_daemon_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from cdc.daemon.start import supposed_before
 from cdc.errors import CdcError, ConfigurationError, RequestError
 from cdc.kafka.topic_settings import Setting
 from cdc.ops.asking import SilentError
-from cdc.ops.troubles import REFUSED_REMEDY
+from cdc.ops.troubles import REFUSED_REMEDY, STORE_REMEDY, STORE_REMOVED
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
@@ -334,6 +334,18 @@ def test_a_running_daemon_that_is_frozen(monkeypatch: pytest.MonkeyPatch, tmp_pa
         assert lines[0] == "shop: the daemon stands still; 1 to change now, 0 to know"
         assert "its process 7" in lines[3]
         assert "`kill -9 7`" in "".join(lines[3:])
+
+
+def test_a_running_daemon_whose_store_was_removed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Told once, by `check` and by the daemon."""
+    page = shown()
+    page["troubles"] = [
+        {"place": "store", "is_holding_up": False, "is_urgent": True, "sentence": STORE_REMOVED, "remedy": STORE_REMEDY}
+    ]
+    finding = Finding("state.path", f"{STORE_REMOVED}. {STORE_REMEDY}", is_of_running=True)
+    is_well, lines = advised(monkeypatch, config(tmp_path), [finding], page)
+    assert not is_well
+    assert lines[0] == "shop: the daemon runs; 1 to change now, 0 to know"
 
 
 def test_a_daemon_that_is_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import socket
 import threading
 import urllib.error
 import urllib.request
+from pathlib import Path
 
 import pytest
 
@@ -107,6 +108,9 @@ def test_a_token_of_another_state_directory(*, view_needs_token: bool) -> None:
         else:
             assert isinstance(found, NameTakenError)
             assert ask("shop", address, "/status", access=other)["state"] == "streaming"
+            gone = Access(missing_file=Path("/gone/http-token"))
+            with pytest.raises(RequestError, match=r"the role operate\. The daemon's token .* /gone/http-token is missing\."):
+                ask("shop", address, "/snapshot", {"spaces": ["users"]}, gone)
             with pytest.raises(RequestError, match=r"refuses: this needs a token with the role operate"):
                 ask("shop", address, "/snapshot/pause", {}, other)
     finally:
