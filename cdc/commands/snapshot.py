@@ -47,6 +47,6 @@ def _execute(config: Config, spaces: Sequence[str], say: Callable[[str], object]
     answer = ask(config.name, config.http.address, "/snapshot", {"spaces": list(spaces), **filter_}, access_of(config))
     chosen = "all rows" if where is None else "the chosen rows"
     say(
-        f"the daemon publishes {chosen} of {', '.join(spaces)} for the request {answer['id']}; `tarantool-cdc status` shows its "
-        "progress"
+        f"the daemon publishes {chosen} of {', '.join(spaces)} for the request {answer['id']}; `tarantool-cdc status` shows how "
+        "far it is, and how the last one ended"
     )

@@ -105,6 +105,9 @@ def readable(status: dict[str, Any]) -> str:
         pause = ", pausing" if request["paused"] else ""
         progress = f"{request['rows']} rows so far{pause}, {request['waiting']} requests waiting"
         lines.insert(-2, ("snapshot of", f"{wanted}: {progress}"))
+    elif (ended := status.get("last_snapshot_request")) is not None:
+        how = "rows published again" if ended["error"] is None else f"rows, and then it ended: {ended['error']}"
+        lines.insert(-2, ("snapshot of", f"{', '.join(ended['spaces'])}: {ended['rows']} {how}"))
     lines += bucket_lines(status.get("buckets"))
     # A process of an older version doesn't report them.
     lines += [("lost topic", LostTopic.from_json(loss).sentence) for loss in status.get("lost_topics", ())]

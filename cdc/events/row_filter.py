@@ -24,6 +24,10 @@ from cdc.schema.forms import SpaceForm
 
 _ROW: Final = "row."
 _FAILED: Final = f"Change the expression so that it holds or doesn't hold for each row, or: {WAY_OUT}"
+_TEXTS: Final = (
+    ": an operator or a function doesn't take its values. Decimals, UUIDs and points in time are texts, which double(…) and"
+    " timestamp(…) convert"
+)
 _SEEN: Final = frozenset({type(None), bool, int, float, bytes})
 """Types whose values an expression gets as they are."""
 _TEXT: Final = re.compile(r"""[rRbB]*(?:'''.*?'''|\"\"\".*?\"\"\"|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""", re.DOTALL)
@@ -108,7 +112,7 @@ class RowFilter:
         # The library's reasons may quote values. With rules for columns these mustn't be shown.
         told = "" if self._form.columns else _INTERNAL.sub("", reason)
         sentence = f"{self.origin}: the expression fails for a row of space {self._form.name!r}"
-        return EncodingError(sentence, _FAILED, detail=told)
+        return EncodingError(f"{sentence}{_TEXTS if 'overload' in reason else ''}", _FAILED, detail=told)
 
 
 def _library() -> Any:

@@ -89,8 +89,10 @@ class RequestQueue:
         # Carried out, and not durable yet: Kafka may throw them away.
         self._submitted: deque[_Item] = deque()
         # Ended by the batches with these positions: what the log says once they are durable.
-        self._ended: deque[tuple[Position, dict[str, object], str | None]] = deque()
+        self._ended: deque[tuple[Position, dict[str, object], CdcError | None]] = deque()
         self._requests = NO_REQUESTS
+        self.last_ended: dict[str, Any] | None = None
+        """The request that ended last since the process began, for /status: id, spaces, rows, and the error that ended it."""
         self._names: list[str] = []
         self._is_known = False
         # Whether the pipeline has come to where orders can be carried out.
@@ -273,10 +275,11 @@ class RequestQueue:
             self._answer(self._submitted.popleft())
         while self._ended and is_settled(self._ended[0][0]):
             _, about, failure = self._ended.popleft()
+            self.last_ended = {**about, "error": None if failure is None else failure.public}
             if failure is None:
                 self._log.info("rows were published again", **about)
             else:
-                self._log.warning("a request for rows was ended", **about, reason=failure)
+                self._log.warning("a request for rows was ended", **about, reason=str(failure))
 
     def _answer(self, item: _Item) -> None:
         outcome, is_signal = item.outcome, item.received.place is not None and item.received.order is not None

@@ -297,6 +297,7 @@ class Status:
             },
             "vinyl_upserts": self.merging_upsert_count,
             "snapshot_request": self.requests.to_json() if self.requests is not None else None,
+            "last_snapshot_request": self.requests.last_ended if self.requests is not None else None,
             "signals": self.requests.signals.to_json() if self.requests is not None else None,
             "limbo": {
                 "transactions": self.limbo.transaction_count,

@@ -20,6 +20,7 @@ from dataclasses import replace
 from functools import partial
 
 from cdc import __version__
+from cdc.errors import CdcError
 from cdc.events.routes import Routes
 from cdc.formats.choice import new_envelope
 from cdc.images.overlay import Images
@@ -314,7 +315,7 @@ class Pipeline:
         self._events.base, outcome = self._desk.take(received, before, now_us)
         return (self._batch() if self._events.base is not before else None), outcome
 
-    def backfill(self, now_us: int, *, starts_alone: bool = False) -> tuple[Batch, str | None]:
+    def backfill(self, now_us: int, *, starts_alone: bool = False) -> tuple[Batch, CdcError | None]:
         """Return the next chunk of the first open request's rows, between two calls of `feed`, and why that ended the request.
 
         The reason is None if the request goes on, or if all its rows are published. If it `starts_alone`, the chunk with which a

@@ -33,6 +33,16 @@ def test_it_lists_the_members(shown: dict[str, Any]) -> None:
     assert "can't connect" in lines[2]
 
 
+def test_it_says_how_the_last_request_for_rows_ended(shown: dict[str, Any]) -> None:
+    def told(error: str | None) -> list[str]:
+        ended = {"id": "x", "spaces": ["users", "orders"], "rows": 7, "error": error}
+        lines = readable({**shown, "last_snapshot_request": ended}).splitlines()
+        return [line for line in lines if line.startswith("snapshot of ")]
+
+    assert told(None) == ["snapshot of  users, orders: 7 rows published again"]
+    assert told("the filter fails") == ["snapshot of  users, orders: 7 rows, and then it ended: the filter fails"]
+
+
 def test_a_standby_names_the_one_that_publishes() -> None:
     found = Status("shop", "standby", standby_of="process 7 on there").to_json()
     assert found["standby"] == {"is_ready": False, "of": "process 7 on there"}

@@ -177,6 +177,12 @@ def test_an_expression_may_fail_for_a_row(expression: str, given: dict[str, Any]
         found(row(**given))
 
 
+def test_a_failure_says_which_values_are_texts() -> None:
+    found = RowFilter("row.total > 3", ORDERS, "the rule")
+    with pytest.raises(EncodingError, match=r"Decimals, UUIDs and points in time are texts, which double\("):
+        found(row(total=Decimal("1.50")))
+
+
 def test_a_failure_does_not_quote_a_row_whose_columns_are_masked() -> None:
     values = row(data="a secret(")
     for columns, is_told in (("", True), ("[]", False)):

@@ -119,7 +119,7 @@ function drawWaits(frame) {
 }
 
 function drawSnapshot(frame) {
-  const { snapshot, snapshot_request: request } = frame.status;
+  const { snapshot, snapshot_request: request, last_snapshot_request: ended } = frame.status;
   const pairs = [];
   if (!snapshot) pairs.push(["Snapshot", "none since this process began"]);
   else if (snapshot.is_complete) {
@@ -139,6 +139,7 @@ function drawSnapshot(frame) {
     if (snapshot.seconds_since_rows > 5) pairs.push(["No row for", duration(snapshot.seconds_since_rows)]);
   }
   pairs.push(["Request", request ? `${request.spaces.join(", ") || "none yet"}: ${number(request.rows)} rows${request.paused ? ", pausing" : ""}` : "none"]);
+  if (ended) pairs.push(["Last request", `${ended.spaces.join(", ")}: ${number(ended.rows)} rows${ended.error ? `; it ended: ${ended.error}` : ""}`]);
   if (request?.waiting) pairs.push(["Requests waiting", number(request.waiting)]);
   terms("snapshot", pairs);
 }

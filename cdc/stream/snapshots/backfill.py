@@ -31,7 +31,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from cdc.errors import ConfigurationError, EncodingError, RequestError, SchemaError, WiderRowError
+from cdc.errors import CdcError, ConfigurationError, EncodingError, RequestError, SchemaError, WiderRowError
 from cdc.events import topics
 from cdc.events.envelope import SpaceCount, SpaceEvents, snapshot_record
 from cdc.events.row_encoder import RowEncoder
@@ -84,7 +84,7 @@ class Backfill:
         self._filters: dict[int, tuple[SpaceForm, str, IsWanted]] = {}
         # When progress was notified last.
         self._notified_us = 0
-        self.failure: str | None = None
+        self.failure: CdcError | None = None
         """Why the last call of `advance` ended the request before its last row; None if it didn't."""
 
     def advance(self, position: Position, now_us: int, *, starts_alone: bool = False) -> Position:
@@ -96,15 +96,15 @@ class Backfill:
         """
         context, spaces = self._context, self._context.spaces
         if has_other_rules(spaces):
-            self.failure = OTHER_RULES
-            return end(position, now_us, context, self.failure)
+            self.failure = RequestError(OTHER_RULES)
+            return end(position, now_us, context, OTHER_RULES)
         spaces.publish_schema_changes(position, now_us, None)
         position = replace(position, schema_version=spaces.schema.schema_version)
         request, self.failure = position.requests.current, None
         assert request is not None
         if context.images is None:
-            self.failure = "the daemon keeps no rows any more that it could publish again"
-            return end(position, now_us, context, self.failure)
+            self.failure = RequestError("the daemon keeps no rows any more that it could publish again")
+            return end(position, now_us, context, self.failure.public)
         if not request.snapshot_id:
             position = self._begin(position, request, now_us)
             if starts_alone:
@@ -113,7 +113,7 @@ class Backfill:
             position = self._chunk(position, now_us)
         except (RequestError, EncodingError, SchemaError) as error:
             # What ended the daemon would end it again at every start, as the request goes on then.
-            self.failure = str(error)
+            self.failure = error
             return end(replace(position, seq=context.builder.seq), now_us, context, error.public)
         return self._complete(position, now_us)
 

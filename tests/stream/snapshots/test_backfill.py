@@ -463,8 +463,22 @@ def test_one_after_another() -> None:
     }  # fmt: skip
     assert [ids(shop.turn()) for _ in range(6)] == [[3, 4], [5], [1, 2], [3, 4], [5], []]
     assert shop.requests.to_json() is None
+    assert shop.requests.last_ended == {"id": "c", "spaces": ["users"], "rows": 5, "error": None}
     assert not shop.requests.is_running
     assert len(shop.errors) == 1
+
+
+def test_it_is_kept_why_a_request_ended_and_no_row_is_quoted() -> None:
+    shop = Queued()
+    thread = shop.order(Execute("x", ("users",), (Condition(None, "row.name.matches(row.name + '(')"),), exact=True))
+    for _ in range(4):
+        shop.turn()
+    thread.join(5)
+    assert not shop.errors
+    ended = shop.requests.last_ended
+    assert ended is not None
+    assert (ended["id"], ended["rows"]) == ("x", 0)
+    assert "the expression fails for a row of space 'users'. Change the filter" in ended["error"]
 
 
 def test_an_answer_waits_until_the_request_is_durable() -> None:

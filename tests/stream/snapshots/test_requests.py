@@ -55,7 +55,8 @@ class Signalled(Shop):
         return outcome
 
     def chunk(self, *, commits: bool = True) -> None:
-        batch, self.failure = self.replica.pipeline.backfill(NOW_US)
+        batch, failure = self.replica.pipeline.backfill(NOW_US)
+        self.failure = None if failure is None else str(failure)
         self.replica.submit(batch)
         if commits:
             self.replica.commit()
