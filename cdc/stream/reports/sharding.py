@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -31,7 +31,7 @@ class Doubt(NamedTuple):
     loses_rows: bool
 
 
-def doubts(options: PipelineOptions, spaces: Iterable[StoredSpace]) -> list[Doubt]:
+def doubts(options: PipelineOptions, spaces: Collection[StoredSpace]) -> list[Doubt]:
     """Return what is wrong with published spaces that aren't sharded and go to topics that all shards write, and with moves."""
     spaces = list(spaces)
     hides_moves = BUCKET_TOPIC in options.optional_topics
@@ -68,11 +68,11 @@ def _without_buckets(names: list[str]) -> str:
 
 def _remedy(names: list[str]) -> str:
     pattern = json.dumps("|".join(map(re.escape, names)), ensure_ascii=False)
-    it, them = ("it", "there") if len(names) == 1 else ("each", "in any of them")
+    each, them, there = ("it", "it", "there") if len(names) == 1 else ("each", "them", "in any of them")
     return (
-        f"Give {it} a topic of each shard ([[routing.rules]] with spaces = {pattern} and topic = "
-        f'"{{shard}}.{{space}}"), or leave {"it" if len(names) == 1 else "them"} out (spaces.exclude). If no two shards ever '
-        f'have the same key {them}, say so by such a rule with topic = "{{space}}"'
+        f"Give {each} a topic of each shard ([[routing.rules]] with spaces = {pattern} and topic = "
+        f'"{{shard}}.{{space}}"), or leave {them} out (spaces.exclude). If no two shards ever '
+        f'have the same key {there}, say so by such a rule with topic = "{{space}}"'
     )
 
 
@@ -83,9 +83,8 @@ def doubts_about(options: PipelineOptions, schema: SchemaTracker, published: Ite
     return doubts(options, [replace(space, schema_version=int(space.space_id in ids)) for space in stored if space is not None])
 
 
-def unsharded(spaces: Iterable[StoredSpace]) -> list[str]:
+def unsharded(spaces: Collection[StoredSpace]) -> list[str]:
     """Return the names of the published spaces that aren't sharded: all of them if vshard isn't in use."""
-    spaces = list(spaces)
     has_buckets = _has_buckets(spaces)
     return [
         str(space.space_row[2])
@@ -94,5 +93,5 @@ def unsharded(spaces: Iterable[StoredSpace]) -> list[str]:
     ]
 
 
-def _has_buckets(spaces: Iterable[StoredSpace]) -> bool:
+def _has_buckets(spaces: Collection[StoredSpace]) -> bool:
     return any(space.space_row[2] == BUCKETS for space in spaces)

@@ -96,15 +96,13 @@ class Backfill:
         """
         context, spaces = self._context, self._context.spaces
         if has_other_rules(spaces):
-            self.failure = RequestError(OTHER_RULES)
-            return end(position, now_us, context, OTHER_RULES)
+            return self._fail(RequestError(OTHER_RULES), position, now_us)
         spaces.publish_schema_changes(position, now_us, None)
         position = replace(position, schema_version=spaces.schema.schema_version)
         request, self.failure = position.requests.current, None
         assert request is not None
         if context.images is None:
-            self.failure = RequestError("the daemon keeps no rows any more that it could publish again")
-            return end(position, now_us, context, self.failure.public)
+            return self._fail(RequestError("the daemon keeps no rows any more that it could publish again"), position, now_us)
         if not request.snapshot_id:
             position = self._begin(position, request, now_us)
             if starts_alone:
@@ -113,9 +111,13 @@ class Backfill:
             position = self._chunk(position, now_us)
         except (RequestError, EncodingError, SchemaError) as error:
             # What ended the daemon would end it again at every start, as the request goes on then.
-            self.failure = error
-            return end(replace(position, seq=context.builder.seq), now_us, context, error.public)
+            return self._fail(error, replace(position, seq=context.builder.seq), now_us)
         return self._complete(position, now_us)
+
+    def _fail(self, error: CdcError, position: Position, now_us: int) -> Position:
+        """End the request by an error, of which consumers and the status see what quotes no row; return the position after it."""
+        self.failure = error
+        return end(position, now_us, self._context, error.public)
 
     def _begin(self, position: Position, request: Request, now_us: int) -> Position:
         position, number = next_request(position)
